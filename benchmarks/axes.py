@@ -47,6 +47,12 @@ class Case:
         """Whether DeepSpeed updates copies of the weights."""
         return self.data.startswith("zero")
 
+    @property
+    def launcher_options(self) -> tuple[str, ...]:
+        """Of HSDP, for which one machine stands for several nodes."""
+        replicas = self.sizes.replicas
+        return ("--parallelism_config_dp_replicate_size", str(replicas)) if replicas > 1 else ()
+
     def sent_bytes(self, count: Count) -> float:
         """Bytes that the first rank should send in a step, over gloo."""
         sizes, own = self.sizes, self._of_rank(count)
@@ -64,7 +70,9 @@ class Case:
         return kept_bytes(self._of_rank(count).elements, self.sizes, self.has_master_copies, in_backward=False)
 
     def _of_rank(self, count: Count) -> Count:
-        """The parameters that the tensor axis leaves to a rank."""
+        """The parameters that the tensor axis leaves to a rank. A model of DeepSpeed's AutoTP has its parts alone."""
+        if self.has_master_copies:
+            return count
         elsewhere = round(count.elements_split * (1 - 1 / self.sizes.tensor))
         elements, in_units = count.elements - elsewhere, count.elements_in_units - elsewhere
         return replace(count, elements=elements, elements_in_units=in_units)
@@ -80,6 +88,9 @@ CASES = (
     Case("tp", Sizes(tensor=2), "ddp"),
     Case("ddp_tp", Sizes(data=2, tensor=2), "ddp"),
     Case("fsdp2_tp", Sizes(data=2, tensor=2, split="weights"), "fsdp2"),
+    Case("hsdp", Sizes(data=4, replicas=2, split="weights"), "fsdp2"),
+    Case("zero1_tp", Sizes(data=2, tensor=2, split="states"), "zero1"),
+    Case("zero2_tp", Sizes(data=2, tensor=2, split="gradients"), "zero2"),
     Case("3d", Sizes(data=2, pipeline=2, tensor=2), "ddp"),
 )
 
@@ -100,7 +111,10 @@ def measure(case: Case) -> dict[str, Any]:
         flags = (*in_types(*FP32), "--per_device_train_batch_size", str(rows), "--active_vocabulary", "off")
         flags += ("--logging_steps", "1")
         files = ("--train_file", str(write_rows(folder)), "--validation_split", "0")
-        count = count_bytes(case.strategy, folder, *flags, ranks=case.sizes.world, rows=files)[0]
+        counts = count_bytes(
+            case.strategy, folder, *flags, ranks=case.sizes.world, rows=files, options=case.launcher_options
+        )
+        count = counts[0]
         idle = _idle_share(folder / "run")
     kept = case.kept_bytes(count)
     return {
@@ -131,14 +145,14 @@ def _line(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure the strategies that are named, or all; print the table and write the result file."""
-    about = environment()
-    asked = sys.argv[1:] or [case.strategy for case in CASES]
-    found = [measure(case) for case in CASES if case.strategy in asked]
+    """Measure the strategies that are named, or all; print the table and write the result file, which names them."""
+    about, asked = environment(), sys.argv[1:]
+    found = [measure(case) for case in CASES if not asked or case.strategy in asked]
     kept = (f"{each} / formula" for each in found[0]["kept_bytes"])
     header = ["strategy", "ranks", "MB a step", "formula", *kept, "idle / formula"]
     print(table(header, [_line(each) for each in found]), end="\n\n")
-    print(f"written to {write_results('axes', {'environment': about, 'strategies': found})}")
+    path = write_results("-".join(["axes", *asked]), {"environment": about, "strategies": found})
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def count_bytes(
     ranks: int = RANKS,
     as_trainer: bool = False,
     rows: tuple[str, ...] = TWEETS,
+    options: tuple[str, ...] = (),
 ) -> list[Count]:
     """Train a small job; return the count of each rank.
 
@@ -127,13 +128,14 @@ def count_bytes(
         ranks: processes.
         as_trainer: with the communication settings of transformers' Trainer.
         rows: flags that name them.
+        options: of the launcher.
 
     Raises:
         RuntimeError: the run failed.
     """
     run = ("--module", "benchmarks.counted_run", *JOB, *rows, *flags, "--output_dir", str(folder / "run"))
     variables = {"COUNTS": str(folder), "AS_TRAINER": "yes" if as_trainer else ""}
-    result = start([*accelerate(strategy, ranks), *run], variables, anew=True)
+    result = start([*accelerate(strategy, ranks), *options, *run], variables, timeout_s=900, anew=True)
     if result.returncode != 0:
         raise RuntimeError(f"{strategy}, {flags}:\n{result.stdout}\n{result.stderr}")
     return [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
