@@ -40,10 +40,12 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests tha
 		--numprocesses 8 --dist worksteal --verbose -m gpu $(GPU_TESTS)
 
 # Tests of one file and task share runs, and stay with one process. What fails is in the tables.
+# `make matrix CELLS="zero1_tp or zero2_tp"` tries some again, and keeps the others.
 MATRIX := outputs/method_matrix.xml
 matrix: $(BUILT)  ## try every method under every strategy file, and write the tables of docs/strategies.md: an hour
 	-OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --dist loadgroup \
-		-o junit_family=xunit1 --junitxml $(MATRIX) tests/ranks/test_method_matrix.py
+		-o junit_family=xunit1 --junitxml $(MATRIX) $(if $(CELLS),-k "$(CELLS)") \
+		tests/ranks/test_method_matrix.py
 	$(BIN)/python -m docs.method_matrix $(MATRIX)
 	$(BIN)/python -m docs.generate
 

@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parent
 FILE = DOCS / "method_matrix.json"
 PAGE = DOCS / "strategies.md"
 LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "torch", "transformers", "trl")
-PASSES, FAILS, NOT_RUN = "passes", "fails", "not run"
+PASSES, FAILS = "passes", "fails"
 METHODS = ("full", "LoRA", "QLoRA")
 BEGIN, END = "<!-- generated: method matrix -->\n", "<!-- end -->\n"
 # Short reasons for codes by which a cell is refused, where the words of the code do not say it.
@@ -78,7 +78,7 @@ def tables(cells: Cells) -> str:
 
 
 def _shown(outcome: str) -> str:
-    if outcome in (PASSES, FAILS, NOT_RUN):
+    if outcome in (PASSES, FAILS):
         return "yes" if outcome == PASSES else outcome
     return f"[{REASONS.get(outcome, outcome.replace('-', ' '))}](errors.md#{outcome})"
 
