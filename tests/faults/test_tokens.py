@@ -342,7 +342,7 @@ class Pushed:
 @pytest.fixture(
     scope="module",
     params=[
-        *("classifier on two ranks", pytest.param("classifier", marks=pytest.mark.slow)),
+        *("classifier", pytest.param("classifier on two ranks", marks=pytest.mark.slow)),
         pytest.param("adapter of a classifier", marks=pytest.mark.slow),
         pytest.param("adapter of a LLaMA", marks=pytest.mark.slow),
     ],

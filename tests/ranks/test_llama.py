@@ -178,7 +178,7 @@ def loss_read_anew(folder: Path, rows: Path) -> float:
 
 
 def test_the_evaluate_command_gives_the_numbers_of_the_run(run_under: Start, job: Path, tmp_path: Path) -> None:
-    run = run_under("fsdp2", 2, *METHODS["lora"])
+    run = run_under("single", 1, *METHODS["lora"])
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
     result = start([*python(), "indictune/__main__.py", "evaluate", "--model", str(run.folder), *files])
     assert result.returncode == 0, result.stderr
