@@ -39,11 +39,9 @@ def test_a_checkpoint_has_each_weight_once(run_under: Start, copies: Run) -> Non
     assert written == pytest.approx(shards, rel=0.1)
 
 
-@pytest.mark.parametrize("strategy", ["single", "fsdp2", "hsdp"])
-def test_others_resume_a_checkpoint(
-    copies: Run, launcher: list[str], job: Path, tmp_path: Path, strategy: str
-) -> None:
-    command = {"single": python(), "fsdp2": accelerate("fsdp2", 2), "hsdp": launcher}[strategy]
+@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+def test_others_resume_a_checkpoint(copies: Run, job: Path, tmp_path: Path, strategy: str) -> None:
+    command = python() if strategy == "single" else accelerate(strategy, 2)
     folder = stopped_copy(copies, tmp_path / "run")
     resumed = train(command, folder, "--config", str(job), "--resume_from_checkpoint", "auto")
     for name in ("loss", "grad_norm"):

@@ -25,14 +25,12 @@ def stopped_copy(whole: Run, folder: Path, stopped_at: int = STOPPED_AT) -> Path
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["single", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
-    ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
-    whole = run_under(strategy, ranks, *flags)
+def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path) -> None:
+    flags = ("--per_device_train_batch_size", "24")
+    whole = run_under("single", 1, *flags)
     stopped = stopped_copy(whole, tmp_path / "run")
 
-    launcher = python() if strategy == "single" else accelerate(strategy, ranks)
-    resumed = train(launcher, stopped, "--config", str(job), *flags, "--resume_from_checkpoint", "auto")
+    resumed = train(python(), stopped, "--config", str(job), *flags, "--resume_from_checkpoint", "auto")
 
     assert [entry["step"] for entry in resumed.log] == list(range(1, 13))
     for name in ("loss", "grad_norm", "learning_rate"):
