@@ -35,8 +35,9 @@ _NAME = ".snapshots"  # in the run's folder: a file with the name of its folder 
 
 def folder_of(output_dir: Path) -> Path | None:
     """The folder in this node's memory of the run in `output_dir`; None if that has not run with snapshots."""
-    with suppress(OSError):
-        return _of_user() / (output_dir / _NAME).read_text(encoding="ascii")
+    with suppress(OSError, ValueError):
+        name = (output_dir / _NAME).read_text(encoding="ascii")
+        return _of_user() / uuid.UUID(hex=name).hex  # no other name leads to a folder that is deleted
     return None
 
 

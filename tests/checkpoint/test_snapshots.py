@@ -91,6 +91,16 @@ def test_another_run_uses_none(args: Any, tmp_path: Path) -> None:
     assert steps(made.folder) == [3]
 
 
+@pytest.mark.parametrize("name", ["", "..", "../../home", "\u0905" * 32])
+def test_a_name_that_no_run_wrote_is_not_used(args: Any, name: str) -> None:
+    """The folder in memory is deleted at the end, so a run's folder from elsewhere must not choose it."""
+    marker = Path(args.output_dir) / ".snapshots"
+    marker.parent.mkdir()
+    marker.write_text(name, encoding="utf-8")
+    assert folder_of(marker.parent) is None
+    assert Snapshots(args).folder.parent.name.startswith("indictune-")
+
+
 def test_room_is_made_for_a_snapshot(args: Any) -> None:
     """One of two stays while the next is written: the one that is being copied to the disk, or else the newest."""
     for step in (3, 5):
