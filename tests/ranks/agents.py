@@ -20,6 +20,12 @@ from tests.ranks.launching import BIN, ROOT, path
 # torchrun waits for more nodes before it starts, and for the dead before it restarts: here as short as it allows.
 SHORT_WAITS = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=3"
 
+# Starts a program with its own `/dev/shm`, which is lost with its processes.
+OWN_MEMORY = (
+    *("unshare", "--user", "--map-root-user", "--mount", "bash", "-c"),
+    *('mount -t tmpfs -o size=256m tmpfs /dev/shm && exec "$@"', "agent"),
+)
+
 
 @dataclass
 class Agents:
@@ -31,6 +37,7 @@ class Agents:
         nodes: the least and the most agents, as torchrun's `--nnodes`.
         variables: of their environment.
         options: of torchrun, added to those below.
+        before: words in front of each agent's command, such as `OWN_MEMORY`.
         running: the agents by name.
     """
 
@@ -39,6 +46,7 @@ class Agents:
     nodes: str = "1:4"
     variables: dict[str, str] = field(default_factory=dict)
     options: Sequence[str] = ()
+    before: Sequence[str] = ()
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, *names: str) -> None:
@@ -54,7 +62,7 @@ class Agents:
         for name in names:
             with self.log(name).open("ab") as log:
                 self.running[name] = subprocess.Popen(
-                    [sys.executable, str(BIN / "torchrun"), *options, *self.command],
+                    [*self.before, sys.executable, str(BIN / "torchrun"), *options, *self.command],
                     cwd=ROOT,
                     env={**os.environ, **own},
                     stdout=log,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.agents import Agents
+from tests.ranks.agents import SHORT_WAITS, Agents
 from tests.ranks.launching import SCRIPT, Run, distance, free_port
 from tests.ranks.test_parity import OF_METRICS, OF_THE_CHANGE, RELATIVE
 
@@ -109,6 +111,34 @@ def test_torchruns_own_store_serves_if_the_first_agent_stays(elastic: Elastic, u
     assert "No node can join" in agents.output()
     agents.kill("b")
     assert agents.wait_for_end() == {"a": 0}, agents.output()
+    check_same_run(agents, unchanged)
+
+
+@pytest.fixture
+def etcd_endpoint(tmp_path: Path) -> Iterator[str]:
+    """Of an etcd server with the interface of version 2, which torch uses."""
+    pytest.importorskip("etcd", reason="there is no python-etcd")
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("there is no etcd server")
+    here, peers = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    of_clients = ["--listen-client-urls", f"http://{here}", "--advertise-client-urls", f"http://{here}"]
+    of_peers = ["--listen-peer-urls", f"http://{peers}", "--data-dir", str(tmp_path / "etcd"), "--enable-v2"]
+    log = (tmp_path / "etcd.log").open("wb")
+    with log, subprocess.Popen([program, *of_clients, *of_peers], stdout=log, stderr=log) as server:
+        yield here
+        server.kill()
+
+
+def test_etcd_serves_and_any_agent_may_be_lost(elastic: Elastic, unchanged: Run, etcd_endpoint: str) -> None:
+    over_etcd = ("--rdzv-backend", "etcd-v2", "--rdzv-endpoint", etcd_endpoint, "--rdzv-conf", SHORT_WAITS)
+    agents = elastic(*over_etcd)
+    agents.start("a", "b")
+    agents.wait_for(lambda: last_step(agents) >= 4)
+    agents.kill("a")
+    agents.wait_for(lambda: last_step(agents) >= 8)
+    agents.start("c")
+    assert agents.wait_for_end() == {"b": 0, "c": 0}, agents.output()
     check_same_run(agents, unchanged)
 
 
