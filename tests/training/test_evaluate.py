@@ -70,21 +70,21 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     assert f"--test_file {test_file}: 1 of 1 rows (100.0%) reach --max_length 32; " in named.stderr
 
 
-@pytest.mark.parametrize("name", [None, "evaluation", ".", "../link/new"])
-def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, name: str | None) -> None:
+def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path) -> None:
     last = store.listed(finished_run.folder)[0]
     checkpoint = Path(shutil.copytree(last, tmp_path / "run" / last.name))
     (tmp_path / "run" / "link").symlink_to(checkpoint)
-    test_file = tmp_path / "t.jsonl"
-    test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
-    command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(checkpoint)]
-    folder = checkpoint / (name or "evaluation/t")
-    result = start([*command, "--test_file", str(test_file), *(["--output_dir", str(folder)] if name else [])])
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith(f"indictune: --output_dir {folder}: it is in the checkpoint {checkpoint}, ")
-    assert result.stderr.endswith("[folder-in-checkpoint]\n")
-    assert store.damage(checkpoint) == []
-    elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
+    test_file = str(tmp_path / "t.jsonl")
+    Path(test_file).write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+    command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(checkpoint), "--test_file", test_file]
+    for name in (None, "evaluation", ".", "../link/new"):
+        folder = checkpoint / (name or "evaluation/t")
+        result = start([*command, *(["--output_dir", str(folder)] if name else [])])
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.startswith(f"indictune: --output_dir {folder}: it is in the checkpoint {checkpoint}, ")
+        assert result.stderr.endswith("[folder-in-checkpoint]\n")
+        assert store.damage(checkpoint) == []
+    elsewhere = start([*command, "--output_dir", str(tmp_path / "out")])
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert store.damage(checkpoint) == []
 
