@@ -62,17 +62,21 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
 
 
 # A gradient's norm is a tensor under DDP, one that is spread over the ranks under FSDP2, and a float under DeepSpeed.
+# Two ranks that share rows compute two micro-batches a step.
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "call"),
     [
-        "zero3",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "zero2")),
+        ("zero3", 3),
+        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "zero2")),
+        *(pytest.param(name, 5, marks=pytest.mark.slow) for name in ("pipeline", "tp", "zero2_tp")),
     ],
 )
-def test_a_gradient_that_one_rank_spoils_stops_all(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+def test_a_gradient_that_one_rank_spoils_stops_all(
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, call: int
+) -> None:
     """Its loss is finite."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
-    result = job.start("INFINITE_GRADIENT@indictune.tasks.loss:ExactLoss.__call__:3@1")
+    result = job.start(f"INFINITE_GRADIENT@indictune.tasks.loss:ExactLoss.__call__:{call}@1")
     assert result.returncode == 1, result.stderr
     assert 0.5 < stopped_at_step_3(job)["loss"] < 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -18,16 +19,24 @@ import pytest
 from indictune.checkpoint import store
 from tests.conftest import FinishedRun
 from tests.faults.runs import EVALUATION, FAULTY, STEP, Job, environment, processes_of, wait_for
+from tests.launch_environment import launched
 from tests.ranks import test_llama
 from tests.ranks.forking import Forked
 from tests.ranks.launching import BIN, ROOT, SCRIPT, accelerate, begin, deepspeed, free_port, python, start, torchrun
 
 SLOW = ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
-STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+# With the batches of a rank in an evaluation of 13 rows, 4 at once. Ranks of a group evaluate all rows together.
+STRATEGIES = [
+    ("ddp", 2),
+    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("pipeline", "tp")),
+]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_request_to_one_rank_stops_all_at_one_step(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(("strategy", "batches"), STRATEGIES)
+def test_a_request_to_one_rank_stops_all_at_one_step(
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, batches: int
+) -> None:
     unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(accelerate(strategy, 2)))
     result = unbroken.start()
     assert result.returncode == 0, result.stderr
@@ -37,7 +46,7 @@ def test_a_request_to_one_rank_stops_all_at_one_step(finished_run: FinishedRun, 
     assert job.status["state"] == "resumable", result.stderr
     assert job.status["message"].startswith("stopped after step 4, which is saved.")
     assert store.damage(job.folder / "checkpoint-4") == []
-    result = job.start(f"SIGTERM@{EVALUATION}:3@1")  # two batches of step 4 are made up for
+    result = job.start(f"SIGTERM@{EVALUATION}:{batches + 1}@1")  # the evaluation of step 4 is made up for
     assert job.status["state"] == "resumable", result.stderr
     assert job.status["message"].startswith("stopped after step 6, which is saved.")
     result = job.start()
@@ -218,6 +227,21 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path, l
         assert ranks[lost].wait(10) == -signal.SIGKILL  # it hears nothing else
     assert ranks[1 - lost].returncode == 1
     assert_named(tmp_path / "out", lost, ranks[lost].pid, "is stopped (SIGSTOP)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["pipeline", "tp"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_of_a_group_that_hangs_is_named(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, lost: int
+) -> None:
+    """Two stages, or two parts of each matrix."""
+    given = launched(ROOT / f"accelerate_configs/{strategy}.yaml").items()
+    for name, value in given - os.environ.items():
+        monkeypatch.setenv(name, value)
+    test_a_rank_that_hangs_is_named(finished_run, tmp_path, lost)
+    log = (tmp_path / "out" / "logs" / f"rank-{1 - lost}.log").read_text(encoding="utf-8")
+    assert f"strategy {strategy}" in log
 
 
 @pytest.mark.slow
