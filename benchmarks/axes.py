@@ -16,11 +16,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.axes_estimates import SUMS
-from benchmarks.axes_formulas import Kept, Shape, Sizes, bubble, kept_bytes, layer_sums, passed_on, summed
+from transformers import AutoConfig
+
 from benchmarks.communication import Count, count_bytes, expected_bytes, in_types
 from benchmarks.environment import environment, write_results
+from indictune.config.arguments import ModelArguments
+from indictune.config.plan import Axes, Launch
 from indictune.console_text import table
+from indictune.distributed.planning.held import PARTS
+from indictune.distributed.planning.kept_bytes import Kept, Types, kept_bytes
+from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.distributed.planning.sent_bytes import Sizes, bubble, layer_sums, passed_on, summed
+from indictune.distributed.planning.step_time import SUMS
+from indictune.distributed.planning.widths import Widths
+from indictune.models.builtin import resolve
+from indictune.models.parameter_counts import meta_model
 
 ROWS, TOKENS = 16, 32  # of a step, and of a row
 MICRO_BATCHES = 4
@@ -57,17 +67,22 @@ class Case:
         """Bytes that the first rank should send in a step, over gloo."""
         sizes, own = self.sizes, self._of_rank(count)
         tokens = ROWS * TOKENS // MICRO_BATCHES // sizes.data
-        shape = Shape(count.layers, count.hidden, count.hidden, count.elements, 0, 0)
+        shape = Widths(count.layers, count.hidden, 4 * count.hidden, 1, count.hidden, is_gated=False)
         ranks = sizes.shards if sizes.split == "weights" else sizes.data
         of_data = expected_bytes(self.data, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
         of_copies = summed(4 * own.elements / ranks, sizes.replicas)
         messages = passed_on(shape, sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
-        sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS["bert"])
+        sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS)
         return of_data + of_copies + MICRO_BATCHES * (messages + sums)
 
-    def kept_bytes(self, count: Count) -> Kept:
-        """Bytes that the first rank should keep at the optimizer's step."""
-        return kept_bytes(self._of_rank(count).elements, self.sizes, self.has_master_copies, in_backward=False)
+    def kept_bytes(self) -> Kept:
+        """Bytes that the first rank should keep at the optimizer's step, as `indictune.distributed.planning` says."""
+        sizes, fp32 = self.sizes, Types(trained=4, frozen=4, gradient=4, state=8, computed=4)
+        axes = Axes(sizes.pipeline, sizes.tensor, sizes.context, sizes.replicas, is_sharded=self.data == "fsdp2")
+        config = AutoConfig.from_pretrained(resolve("builtin:tiny-indic-bert"), num_labels=2)
+        weights = ModelWeights(meta_model(ModelArguments(), config, "ForSequenceClassification"))
+        launch = Launch(self.strategy, sizes.world, sizes.world, axes=axes)
+        return kept_bytes(weights.of_stages(axes)[0], launch, fp32, at_step=True)
 
     def _of_rank(self, count: Count) -> Count:
         """The parameters that the tensor axis leaves to a rank. A model of DeepSpeed's AutoTP has its parts alone."""
@@ -116,14 +131,13 @@ def measure(case: Case) -> dict[str, Any]:
         )
         count = counts[0]
         idle = _idle_share(folder / "run")
-    kept = case.kept_bytes(count)
     return {
         "strategy": case.strategy,
         "ranks": case.sizes.world,
         "bytes_a_step": count.sent,
         "formula_bytes": case.sent_bytes(count),
         "kept_bytes": count.kept,
-        "formula_kept_bytes": vars(kept),
+        "formula_kept_bytes": {name: vars(case.kept_bytes())[name] for name in PARTS},
         "idle_share": idle,
         "formula_idle_share": bubble(case.sizes.pipeline, MICRO_BATCHES),
     }
@@ -139,7 +153,7 @@ def _line(found: dict[str, Any]) -> list[str]:
     """A line of the table, in MB."""
     sent = [f"{found[name] / 1e6:.2f}" for name in ("bytes_a_step", "formula_bytes")]
     kept, formula = found["kept_bytes"], found["formula_kept_bytes"]
-    pairs = [f"{kept[name] / 1e6:.2f} / {formula[name] / 1e6:.2f}" for name in formula]
+    pairs = [f"{kept[name] / 1e6:.2f} / {formula[name] / 1e6:.2f}" for name in PARTS]
     idle = f"{found['idle_share']:.0%} / {found['formula_idle_share']:.0%}"
     return [found["strategy"], str(found["ranks"]), *sent, *pairs, idle]
 
@@ -148,8 +162,7 @@ def main() -> None:
     """Measure the strategies that are named, or all; print the table and write the result file, which names them."""
     about, asked = environment(), sys.argv[1:]
     found = [measure(case) for case in CASES if not asked or case.strategy in asked]
-    kept = (f"{each} / formula" for each in found[0]["kept_bytes"])
-    header = ["strategy", "ranks", "MB a step", "formula", *kept, "idle / formula"]
+    header = ["strategy", "ranks", "MB a step", "formula", *(f"{name} / formula" for name in PARTS), "idle / formula"]
     print(table(header, [_line(each) for each in found]), end="\n\n")
     path = write_results("-".join(["axes", *asked]), {"environment": about, "strategies": found})
     print(f"written to {path}")

@@ -2,46 +2,46 @@
 
     python -m benchmarks.axes_worth
 
-`benchmarks/axes_estimates.py` has the assumptions.
+The formulas and their assumptions are those of `indictune plan`: `indictune/distributed/planning/`.
 """
 
 from __future__ import annotations
 
-from benchmarks import axes_formulas as formulas
-from benchmarks.axes_estimates import (
-    ACHIEVED,
-    FP32,
-    HALF,
-    MACHINES,
-    SUMS,
-    Estimate,
-    Job,
-    Machine,
-    estimate,
-    jobs,
-    layouts,
-)
-from benchmarks.axes_formulas import Shape, Sizes
+from benchmarks.axes_jobs import MACHINES, Job, estimate, jobs, layouts
 from indictune.console_text import table
+from indictune.distributed.planning import sent_bytes
+from indictune.distributed.planning.hardware import Machine, assumed
+from indictune.distributed.planning.kept_bytes import FP32, HALF
+from indictune.distributed.planning.memory import Memory
+from indictune.distributed.planning.sent_bytes import Sizes
+from indictune.distributed.planning.step_time import SUMS, SUMS_IF_GATED, Step
+from indictune.distributed.planning.widths import Widths
+
+Estimate = tuple[Memory, Step]
 
 
 def estimates(job: Job, machine: Machine) -> dict[str, Estimate]:
     """Of all strategies but those that would have less than a row for some processes."""
-    possible = {name: sizes for name, sizes in layouts(machine).items() if job.rows % sizes.data == 0}
-    return {name: estimate(job, sizes, machine) for name, sizes in possible.items()}
+    possible = {name: launch for name, launch in layouts(machine).items() if job.rows % launch.data_size == 0}
+    return {name: estimate(job, launch, machine) for name, launch in possible.items()}
+
+
+def fits(memory: Memory, machine: Machine) -> bool:
+    """Whether a GPU has that much memory."""
+    return memory.total_bytes <= machine.memory_bytes
 
 
 def lines(job: Job, machine: Machine) -> list[list[str]]:
     """The table of a job, fastest first; strategies that need more memory than a GPU has come last."""
     found = estimates(job, machine)
-    order = sorted(found, key=lambda name: (not found[name].fits, found[name].step_s))
-    return [[name, *_cells(found[name])] for name in order]
+    order = sorted(found, key=lambda name: (not fits(found[name][0], machine), found[name][1].seconds))
+    return [[name, *_cells(*found[name], machine)] for name in order]
 
 
-def _cells(each: Estimate) -> list[str]:
-    memory = f"{each.memory_gb:,.0f}{'' if each.fits else ' (too much)'}"
-    times = (each.compute_s, each.data_s, each.tensor_s, each.context_s + each.stages_s)
-    return [memory, *(f"{time:.3f}" for time in times), f"{each.bubble:.0%}", f"{each.step_s:.3f}"]
+def _cells(memory: Memory, step: Step, machine: Machine) -> list[str]:
+    size = f"{memory.total_bytes / 1e9:,.0f}{'' if fits(memory, machine) else ' (too much)'}"
+    times = (step.compute_s, step.data_s, step.tensor_s, step.context_s + step.stages_s)
+    return [size, *(f"{time:.3f}" for time in times), f"{step.bubble:.0%}", f"{step.seconds:.3f}"]
 
 
 WIDTHS = (("bert", 768), ("llama", 4096), ("llama", 8192))
@@ -53,9 +53,9 @@ def hidden_from(machine: Machine) -> tuple[float, float]:
     DDP sums 4 bytes of each parameter in a backward pass of 4 FLOP for each parameter and token: tokens of a GPU and
     step. FSDP2 gathers 2 bytes twice for a micro-batch of 6 FLOP: tokens of a micro-batch.
     """
-    gpus, flops = machine.gpus, ACHIEVED * machine.flops
+    gpus, flops = machine.gpus, assumed("achieved") * machine.flops
     link = machine.link(gpus)
-    return formulas.summed(FP32, gpus) / link * flops / 4, 2 * formulas.gathered(HALF, gpus) / link * flops / 6
+    return sent_bytes.summed(FP32, gpus) / link * flops / 4, 2 * sent_bytes.gathered(HALF, gpus) / link * flops / 6
 
 
 def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> float:
@@ -63,33 +63,36 @@ def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> flo
 
     A layer has 12 x hidden^2 parameters (Narayanan et al. 2021, appendix), with 6 FLOP for each and each token.
     """
-    layer = Shape(1, hidden, hidden, 12 * hidden**2, 0, 0)
-    sums = formulas.layer_sums(layer, Sizes(tensor=parts), 1, HALF, SUMS[kind]) / machine.link(parts)
-    return sums / (6 * layer.in_layers / parts / (ACHIEVED * machine.flops))
+    layer = Widths(1, hidden, 4 * hidden, 1, hidden, kind == "llama")
+    count = SUMS_IF_GATED if layer.is_gated else SUMS
+    sums = sent_bytes.layer_sums(layer, Sizes(tensor=parts), 1, HALF, count) / machine.link(parts)
+    return float(sums / (6 * 12 * hidden**2 / parts / (assumed("achieved") * machine.flops)))
 
 
-def rules(machines: tuple[Machine, ...]) -> list[list[str]]:
+def rules() -> list[list[str]]:
     """A line for each machine: what hides DDP and FSDP2, and what 8 tensor parts cost by width."""
     return [
         [
-            machine.name,
+            name,
             *(f"{tokens:,.0f}" for tokens in hidden_from(machine)),
             *(f"{sums_of_compute(kind, hidden, 8, machine):.0%}" for kind, hidden in WIDTHS),
         ]
-        for machine in machines
+        for name, machine in MACHINES.values()
     ]
 
 
-def summary(job: Job, machines: tuple[Machine, ...]) -> list[list[str]]:
+def summary(job: Job) -> list[list[str]]:
     """A line for each strategy: seconds of a step on each machine, or why there are none."""
-    found = [estimates(job, machine) for machine in machines]
-    return [[name, *(_seconds(each.get(name)) for each in found)] for name in layouts(machines[-1])]
+    machines = [machine for _, machine in MACHINES.values()]
+    found = [(estimates(job, machine), machine) for machine in machines]
+    return [[name, *(_seconds(each.get(name), machine) for each, machine in found)] for name in layouts(machines[-1])]
 
 
-def _seconds(each: Estimate | None) -> str:
+def _seconds(each: Estimate | None, machine: Machine) -> str:
     if each is None:
         return "-"
-    return f"{each.step_s:.3g}" if each.fits else f"{each.memory_gb:,.0f} GB"
+    memory, step = each
+    return f"{step.seconds:.3g}" if fits(memory, machine) else f"{memory.total_bytes / 1e9:,.0f} GB"
 
 
 def markdown(header: list[str], body: list[list[str]]) -> str:
@@ -102,17 +105,17 @@ def tables() -> list[str]:
     """Those of `docs/strategies.md`."""
     widths = [f"tensor 8, hidden {hidden:,}" for _, hidden in WIDTHS]
     header = ["GPUs", "DDP hides from tokens a GPU", "FSDP2 from tokens a micro-batch", *widths]
-    by_job = [markdown([job.name, *(each.short for each in MACHINES)], summary(job, MACHINES)) for job in jobs()]
-    return [markdown(header, rules(MACHINES)), *by_job]
+    by_job = [markdown([job.name, *MACHINES], summary(job)) for job in jobs()]
+    return [markdown(header, rules()), *by_job]
 
 
 def main() -> None:
     """Print the tables of the document, and one for each machine and job."""
     print("\n\n".join(tables()), end="\n\n")
     header = ["strategy", "GB of a GPU", "compute s", "data s", "tensor s", "keys, stages s", "bubble", "step s"]
-    for machine in MACHINES:
+    for name, machine in MACHINES.values():
         for job in jobs():
-            print(f"{machine.name}: {job.name}\n{table(header, lines(job, machine))}\n")
+            print(f"{name}: {job.name}\n{table(header, lines(job, machine))}\n")
 
 
 if __name__ == "__main__":

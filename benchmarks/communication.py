@@ -19,9 +19,9 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.axes_formulas import gathered, scattered, summed
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
+from indictune.distributed.planning.sent_bytes import gathered, scattered, summed
 from tests.ranks.launching import accelerate, start
 
 RANKS = 2
@@ -51,7 +51,7 @@ class Count:
         elements: of all trained parameters.
         elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
         elements_split: of parameters that the tensor axis splits, in the plan of BERT.
-        kept: bytes of its `parameters`, `gradients` and optimizer `states` before the optimizer's last step.
+        kept: bytes of its `parameters`, `gradients` and `optimizer_states` before the optimizer's last step.
         layers: of the whole model.
         hidden: values of a token between them.
     """

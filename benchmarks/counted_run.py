@@ -1,7 +1,7 @@
 """Run scripts/train_sentiment.py on one rank, and count the bytes that it sends in each step, and those that it keeps.
 
-`benchmarks/communication.py` and `benchmarks/axes.py` start it. It writes `$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps
-the Trainer's settings.
+`benchmarks/communication.py`, `benchmarks/axes.py` and `benchmarks/plan.py` start it. It writes
+`$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
+from indictune.distributed.planning.held import PARTS, held_bytes
 from indictune.distributed.sharding import full_shapes
 from indictune.supervise.execute import execute
 from indictune.training import exact_trainer
 from scripts import train_sentiment
-
-PARTS = ("parameters", "gradients", "states")
 
 
 class CountBytes(TrainerCallback):
@@ -44,7 +41,7 @@ class CountBytes(TrainerCallback):
         def note(optimizer: Optimizer, *_: Any) -> None:
             if not self._counted:
                 self.kept = dict.fromkeys(PARTS, 0)
-            found = kept_bytes(others["model"], optimizer, self._counted)
+            found = held_bytes(others["model"], optimizer, self._counted)
             self.kept = {name: total + found[name] for name, total in self.kept.items()}
 
         register_optimizer_step_pre_hook(note)
@@ -67,32 +64,6 @@ def written_bytes() -> int:
     """Bytes that this process has written, mostly to sockets (Linux)."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
-
-
-def kept_bytes(model: nn.Module, optimizer: Optimizer, counted: dict[int, torch.Tensor]) -> dict[str, int]:
-    """Bytes of this process's parameters, gradients and optimizer states, without tensors that are `counted` already.
-
-    DeepSpeed (0.19) gives torch's optimizer shards of its own, one group of parameters after the other, and keeps
-    those of ZeRO-3 in `ds_tensor`.
-    """
-    updated = [each for group in optimizer.param_groups for each in group["params"]]
-    both = [*model.parameters(), *updated]
-    parts = (
-        [*both, *(vars(each)["ds_tensor"] for each in both if "ds_tensor" in vars(each))],
-        [each.grad for each in both],
-        [value for state in optimizer.state.values() for value in state.values()],
-    )
-    return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
-
-
-def _bytes_of(values: Iterable[Any], counted: dict[int, torch.Tensor]) -> int:
-    total = 0
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.dim():
-            local = value.to_local() if isinstance(value, DTensor) else value.detach()
-            total += local.nbytes if local.data_ptr() not in counted else 0
-            counted[local.data_ptr()] = local
-    return total
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan
 from indictune.distributed.collectives import gather_from_all
-from indictune.models.parameter_counts import KINDS, ParameterCounts, count_parameters
+from indictune.models.parameter_counts import KINDS, MetaModel, ParameterCounts, meta_model
 
 SMALL_MODEL = 30_000_000  # multiplied parameters that a CPU trains at ease: a judgement
 
@@ -55,11 +55,17 @@ def is_for_gpus(plan: AnyPlan) -> str:
     return "" if plan.launch.strategy == "single" else f"strategy {plan.launch.strategy}"
 
 
-def counts_of(plan: AnyPlan) -> ParameterCounts | None:
-    """The parameters of the plan's model; None if it is unknown."""
+def meta_of(plan: AnyPlan) -> MetaModel | None:
+    """The plan's model without its weights; None if it is unknown."""
     if plan.model_config is None or plan.head not in KINDS:
         return None
-    return count_parameters(plan.model, plan.model_config, plan.head)
+    return meta_model(plan.model, plan.model_config, plan.head)
+
+
+def counts_of(plan: AnyPlan) -> ParameterCounts | None:
+    """The parameters of the plan's model; None if it is unknown."""
+    meta = meta_of(plan)
+    return None if meta is None else meta.counts
 
 
 def missing_gpu(plan: AnyPlan) -> str:

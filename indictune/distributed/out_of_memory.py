@@ -11,10 +11,10 @@ import torch
 
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
-from indictune.distributed.devices import counts_of
+from indictune.distributed.devices import meta_of
 from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.errors import Problem, problem
 
 # A change fits if its estimate is below this share of the memory, and of the estimate of what did not fit.
@@ -102,8 +102,8 @@ def _advice(plan: AnyPlan | None, capacity: int, place: str) -> dict[str, str]:
 
 def estimated(plan: AnyPlan) -> Memory | None:
     """The memory of one process, if all rows have `--max_length` tokens; None for a model of unknown size."""
-    counts = counts_of(plan)
-    return None if counts is None else estimate_memory(plan, counts, micro_batch_tokens(plan, plan.sequence_limit))
+    meta = meta_of(plan)
+    return None if meta is None else estimate_memory(plan, meta, micro_batch_tokens(plan, plan.sequence_limit))
 
 
 def smallest_change(plan: AnyPlan, needed: Memory, capacity: int) -> str:

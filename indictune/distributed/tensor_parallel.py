@@ -27,16 +27,16 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
         mesh: the tensor axis.
     """
     own = cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
-    apply_tensor_parallelism(own, mesh, _styles(own, plan_of(own)))
+    apply_tensor_parallelism(own, mesh, styles_of(own))
     own.tie_weights()
 
 
-def _styles(model: nn.Module, plan: Plan) -> Plan:
-    """The style of each parameter and module that a plan splits, parameters first.
+def styles_of(model: PreTrainedModel) -> Plan:
+    """The style of each parameter and module that the model's plan splits, parameters first.
 
     Of an adapter's matrices, that one is split which meets the split side of its weight.
     """
-    found = dict[str, str]()
+    plan, found = plan_of(model), dict[str, str]()
     for name, module in model.named_modules():
         style = plan.get(replace_layer_number_by_wildcard(name))
         if style is None:

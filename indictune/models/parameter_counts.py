@@ -1,18 +1,21 @@
-"""Count the parameters of a model before its weights are read."""
+"""Build a model without its weights, and count its parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
-from peft import TaskType
-from torch import nn
+from peft import PeftModel, TaskType
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from indictune.config.arguments import ModelArguments
@@ -47,27 +50,67 @@ class ParameterCounts:
         return self.total - self.looked_up
 
 
-def count_parameters(args: ModelArguments, config: PreTrainedConfig, head: str) -> ParameterCounts:
-    """Build the model on the device `meta`, which reads no weights, and count.
+@dataclass(frozen=True)
+class MetaModel:
+    """A model on the device `meta`, which has shapes and no values.
+
+    Attributes:
+        whole: the model, in its adapter if the method has one.
+        packed: weights that `--method qlora` keeps in 4 bit.
+        looked_up: tables that no token is multiplied by.
+    """
+
+    whole: nn.Module
+    packed: Collection[Tensor]
+    looked_up: Collection[Tensor]
+
+    @property
+    def own(self) -> PreTrainedModel:
+        """The model of transformers, without the adapter around it."""
+        return cast(PreTrainedModel, self.whole.get_base_model() if isinstance(self.whole, PeftModel) else self.whole)
+
+    @property
+    def counts(self) -> ParameterCounts:
+        """Its parameters."""
+        parameters = list(self.whole.parameters())
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        packed, looked_up = (sum(each.numel() for each in some) for some in (self.packed, self.looked_up))
+        return ParameterCounts(sum(each.numel() for each in parameters), trained, packed, looked_up)
+
+
+def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active_rows: int | None = None) -> MetaModel:
+    """Build the model on the device `meta`, which reads no weights.
 
     Args:
         args: name the method and the size of an adapter.
         config: of the model; it is not changed.
         head: end of the class name of the task's models, such as `ForCausalLM`.
+        active_rows: rows of the embedding that are trained, of an active vocabulary; None for all.
     """
     kind, task = KINDS[head]
     with torch.device("meta"):
-        model = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)  # type: ignore[no-untyped-call]
-        unpacked = (*HEAD_NAMES, "lm_head", "head", "pooler")
-        packed = sum(
-            module.weight.numel()
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and not set(name.split(".")) & set(unpacked)
-        )
-        whole = model if args.method == "full" else add_lora(model, args, task)
-    looked_up = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)]
-    output = model.get_output_embeddings()
-    tables = sum(each.numel() for each in looked_up if output is None or each is not output.weight)
-    trained = sum(each.numel() for each in whole.parameters() if each.requires_grad)
-    total = sum(each.numel() for each in whole.parameters())
-    return ParameterCounts(total, trained, packed if args.method == "qlora" else 0, tables)
+        own: PreTrainedModel = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)  # type: ignore[no-untyped-call]
+        if active_rows is not None:
+            own.set_input_embeddings(
+                nn.Embedding(active_rows, cast(nn.Embedding, own.get_input_embeddings()).embedding_dim)
+            )
+        packed = _quantised(own) if args.method == "qlora" else frozenset[Tensor]()
+        whole = own if args.method == "full" else add_lora(own, args, task)
+    output = own.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tables = {each.weight for each in own.modules() if isinstance(each, nn.Embedding)}
+    return MetaModel(whole, packed, tables if output is None else tables - {output.weight})
+
+
+def count_parameters(args: ModelArguments, config: PreTrainedConfig, head: str) -> ParameterCounts:
+    """The parameters of the model that `meta_model` builds."""
+    return meta_model(args, config, head).counts
+
+
+def _quantised(model: PreTrainedModel) -> frozenset[Tensor]:
+    """The matrices that NF4 packs: all of linear layers but those of heads and poolers."""
+    kept = {*HEAD_NAMES, "lm_head", "head", "pooler"}
+    return frozenset(
+        module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not set(name.split(".")) & kept
+    )

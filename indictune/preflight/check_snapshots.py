@@ -7,7 +7,7 @@ import shutil
 from indictune.checkpoint.snapshots import FLAG, MEMORY, folder_of
 from indictune.config.plan import AnyPlan
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.memory import checkpoint_bytes
+from indictune.distributed.planning.memory import checkpoint_bytes
 from indictune.errors import Problem, problem
 from indictune.models.parameter_counts import count_parameters
 

@@ -13,10 +13,10 @@ from indictune.data.collation import lengths_of
 from indictune.distributed import strategy_file
 from indictune.distributed.axes import shown_axes
 from indictune.distributed.batch_size import steps_of_run
-from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.distributed.out_of_memory import killed_for_memory
+from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.errors import Problem
-from indictune.models.parameter_counts import ParameterCounts, count_parameters
+from indictune.models.parameter_counts import ParameterCounts, meta_model
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
@@ -44,12 +44,12 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
     assert plan.model_config is not None
-    counts = count_parameters(plan.model, plan.model_config, task.head)
+    meta = meta_model(plan.model, plan.model_config, task.head)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
     for note in [*strategy_file.notes(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
-    parts.append(memory_table(estimate_memory(plan, counts, longest), longest))
+    parts = [plan_table(task_name, plan, tokens, meta.counts), lengths_table(tokens, plan.data.max_length)]
+    parts.append(memory_table(estimate_memory(plan, meta, longest), longest))
     print(printable("\n".join([*filter(None, (tokens.summary,)), *parts])))
     print("Nothing was trained or written. Leave out --dry_run to start.")
     return 0

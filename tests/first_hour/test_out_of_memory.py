@@ -67,7 +67,7 @@ def rows_at_once(rows: int, at_once: int, launch: Launch = ALONE) -> AnyPlan:
     ("plan", "capacity", "flags"),
     [
         (rows_at_once(64, 64), 12, "--per_device_train_batch_size 16"),
-        (rows_at_once(48, 12, DDP), 7, "--per_device_train_batch_size 6"),
+        (rows_at_once(48, 12, DDP), 8, "--per_device_train_batch_size 6"),
         (plan_for(ENCODER, 512, max_tokens_per_device=8192), 8, "--max_tokens_per_device 4096"),
         (plan_for(LLAMA_8B, 8192, "lora", **ONE_ROW), 40, "--gradient_checkpointing true"),
         (plan_for(LLAMA_8B, 2048, launch=DDP, **KEPT), 80, "--strategy fsdp2 (accelerate_configs/fsdp2.yaml)"),
@@ -76,7 +76,7 @@ def rows_at_once(rows: int, at_once: int, launch: Launch = ALONE) -> AnyPlan:
     ],
 )  # fmt: skip
 def test_the_smallest_change_that_fits_is_named(plan: AnyPlan, capacity: int, flags: str) -> None:
-    """The capacity is in GiB. The estimates are in tests/distributed/test_memory.py."""
+    """The capacity is in GiB. The estimates are in tests/distributed/planning/test_memory.py."""
     needed = estimated(plan)
     assert needed is not None
     assert smallest_change(plan, needed, capacity * GIB).startswith(f"Use {flags} (")

@@ -1,6 +1,6 @@
-"""What each way to split a run over processes costs a process, in closed form: bytes sent, memory and idle time.
+"""Bytes that a process sends for each axis of a run, and the time that stages wait, in closed form.
 
-Each formula names its source. `benchmarks/axes.py` measures next to them, `benchmarks/axes_worth.py` applies them.
+Each formula names its source. `benchmarks/axes.py` measures them on a CPU.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Split = Literal["nothing", "states", "gradients", "weights"]
+from indictune.distributed.planning.widths import Widths
 
-ADAM_BYTES = 8  # two fp32 values for each trained parameter
+Split = Literal["nothing", "states", "gradients", "weights"]
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,6 @@ class Sizes:
         return self.data * self.context // self.replicas
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A transformer.
-
-    Attributes:
-        layers: of the whole model.
-        hidden: values of a token between layers.
-        key_values: values of a token's keys, and again of its values; less than `hidden` with grouped queries.
-        in_layers: parameters of all layers.
-        outside: parameters of embeddings and output layer.
-        table: parameters of the largest of those.
-    """
-
-    layers: int
-    hidden: int
-    key_values: int
-    in_layers: int
-    outside: int
-    table: int
-
-
 def gathered(whole: float, ranks: int) -> float:
     """Bytes that a rank sends, so that all have `whole` bytes, of which each had an equal part.
 
@@ -87,7 +66,7 @@ def summed(whole: float, ranks: int) -> float:
     return 2 * gathered(whole, ranks)
 
 
-def layer_sums(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int, sums: int = 4) -> float:
+def layer_sums(shape: Widths, sizes: Sizes, tokens: float, value_bytes: int, sums: int = 4) -> float:
     """Bytes that a rank sends for a micro-batch through the layers of its stage that the tensor axis splits.
 
     A layer has two pairs of a matrix split by columns and one by rows. Each pair sums its output in the forward pass,
@@ -98,7 +77,7 @@ def layer_sums(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int, sums: 
     return shape.layers / sizes.pipeline * sums * summed(tokens * shape.hidden * value_bytes, sizes.tensor)
 
 
-def passed_on(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int, chunks: int = 1) -> float:
+def passed_on(shape: Widths, sizes: Sizes, tokens: float, value_bytes: int, chunks: int = 1) -> float:
     """Bytes that a middle stage sends for a micro-batch: its output forward, the gradient of its input backward.
 
     The first and the last stage send half of it. Interleaved stages hold `chunks` pieces of the model each, and send
@@ -116,7 +95,7 @@ def bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
-def keys_passed(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int) -> float:
+def keys_passed(shape: Widths, sizes: Sizes, tokens: float, value_bytes: int) -> float:
     """Bytes that a rank sends for a micro-batch whose rows the context axis splits; `tokens` are those of all parts.
 
     Each rank needs the keys and values of all others, in the forward pass and again in the backward pass, which also
@@ -126,20 +105,15 @@ def keys_passed(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int) -> fl
     return 3 * shape.layers / sizes.pipeline * gathered(both, sizes.context)
 
 
-def parameters_of_rank(shape: Shape, sizes: Sizes) -> float:
-    """Parameters of the part of the model that a group of data ranks holds, in the heaviest stage.
-
-    A stage has its share of the layers, or a table: an encoder's embedding can be larger than all its layers. The
-    tensor axis splits tables by vocabulary (Megatron-LM, section 3).
-    """
-    mean = (shape.in_layers + shape.outside) / sizes.pipeline
-    return max(mean, shape.table) / sizes.tensor
-
-
-def data_bytes(
-    parameters: float, sizes: Sizes, gradient_bytes: int, weight_bytes: int, micro_batches: int, gathers: int = 2
-) -> float:
+def data_bytes(gradients: float, weights: float, sizes: Sizes, micro_batches: int, gathers: int = 2) -> float:
     """Bytes that a rank sends in a step for the data axis on GPUs.
+
+    Args:
+        gradients: bytes of all of them, as they are summed.
+        weights: bytes of those that are gathered.
+        sizes: of the axes.
+        micro_batches: of a step.
+        gathers: of the weights in a micro-batch.
 
     - nothing split: one sum of all gradients.
     - states: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
@@ -148,7 +122,6 @@ def data_bytes(
       a step (FSDP2 without gradient sync but for the last micro-batch; PyTorch documentation of `fully_shard`). With
       replicas, each rank's share is then summed over them (HSDP).
     """
-    gradients, weights = parameters * gradient_bytes, parameters * weight_bytes
     if sizes.split == "weights":
         own = summed(gradients / sizes.shards, sizes.replicas)
         gather = gathers * micro_batches * gathered(weights, sizes.shards)
@@ -158,35 +131,3 @@ def data_bytes(
         return summed(gradients, ranks)
     times = micro_batches if sizes.split == "gradients" else 1
     return times * summed(gradients, ranks) + gathered(weights, ranks)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Bytes of a process between two steps, by term."""
-
-    parameters: float
-    gradients: float
-    states: float
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.parameters + self.gradients + self.states
-
-
-def kept_bytes(parameters: float, sizes: Sizes, master_copies: bool = False, in_backward: bool = True) -> Kept:
-    """fp32 weights, gradients and AdamW states of a rank, each over the shards where it is split (ZeRO, section 5).
-
-    Args:
-        parameters: of the part of the model that the data ranks share.
-        sizes: say what is split.
-        master_copies: DeepSpeed (0.19, `single_partition_of_fp32_groups`) shards fp32 copies of the weights with the
-            states, even where the weights are in fp32.
-        in_backward: whether gradients are those of the backward pass. ZeRO-1 splits them before the optimizer's step.
-    """
-    order = ("nothing", "states", "gradients", "weights").index(sizes.split)
-    whole, share = parameters, parameters / sizes.shards
-    masters = 4 * share if master_copies else 0.0
-    gradients = share if order >= (2 if in_backward else 1) else whole
-    weights = share if order == 3 else whole
-    return Kept(4 * weights + masters, 4 * gradients, ADAM_BYTES * (share if order >= 1 else whole))

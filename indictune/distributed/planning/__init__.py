@@ -1,0 +1,1 @@
+"""What a run needs before it starts: memory, bytes sent and time, by closed forms."""

@@ -1,0 +1,118 @@
+"""Bytes of a micro-batch on a rank: activations, logits, and copies of weights in the computation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from transformers import PreTrainedConfig
+
+from indictune.config.plan import AnyPlan
+from indictune.distributed.engines import engine_of
+from indictune.distributed.pipeline.schedule import GPIPE, chunks_of
+from indictune.distributed.planning.kept_bytes import FP32, HALF, Types, shards_of
+from indictune.distributed.planning.rank_weights import Weight
+from indictune.distributed.planning.widths import Widths, widths_of
+
+# TRL (1.16, `kernels/chunked_logprob.py`) computes the logits of this many tokens and words of the vocabulary at once.
+_LOGITS_AT_ONCE = 4096, 32768
+# Weights that DeepSpeed (0.19) sums, and that ZeRO-3 keeps gathered, at once: defaults of `reduce_bucket_size` and
+# `stage3_max_live_parameters`.
+_BUCKET, _MOST_GATHERED = 5e8, 1e9
+
+
+def layer_bytes(widths: Widths, types: Types, casts: bool, length: int, has_matrix: bool, parts: int = 1) -> float:
+    """Bytes that one layer keeps of a token for the backward pass.
+
+    In 16 bits a layer of BERT keeps 18 x hidden + 4 x inner: 34 x hidden where inner is 4 x hidden (Korthikanti et al.
+    2022, section 4.1). A gated layer of LLaMA keeps 20 x hidden + 4 x keys + 8 x inner, of which its norms keep 4 x
+    hidden in fp32 anyway: tests compare both with autograd. Tensor parallelism splits all but 10 x hidden (4.2).
+
+    Args:
+        widths: of the model.
+        types: of the run.
+        casts: whether fp32 states between layers are cast for each product, as under autocast.
+        length: tokens of a row.
+        has_matrix: whether the attention keeps its matrix: 5 bytes for each head and token of the row.
+        parts: of the tensor axis.
+    """
+    hidden, inner = widths.hidden, widths.inner
+    split = (10 * hidden + 4 * widths.key_values + 8 * inner) if widths.is_gated else (8 * hidden + 4 * inner)
+    split += 5 * widths.heads * length if has_matrix else 0
+    in_half = 10 * hidden + split / parts
+    if types.computed == FP32:
+        return 2 * in_half - (8 * hidden if widths.is_gated else 0)
+    return in_half + ((10 if widths.is_gated else 8) * hidden if casts else 0)
+
+
+def activation_bytes(plan: AnyPlan, types: Types, tokens: int, layers: float, in_flight: int = 1) -> float:
+    """Bytes that a rank keeps of its layers. With checkpointing: the input of each layer, and one whole layer.
+
+    Args:
+        plan: of the run.
+        types: of the run.
+        tokens: of a micro-batch of the rank.
+        layers: of the rank.
+        in_flight: micro-batches that a stage of a pipeline keeps at once.
+    """
+    assert plan.model_config is not None
+    widths, axes = widths_of(plan.model_config), plan.launch.axes
+    has_matrix = plan.model.attn_implementation == "eager"
+    length = min(tokens, plan.sequence_limit)
+    casts = types.computed == HALF and types.trained == FP32 and engine_of(plan.launch.strategy) != "fsdp2"
+    at_work = tokens * layer_bytes(widths, types, casts, length, has_matrix, axes.tensor)
+    if not (plan.training.gradient_checkpointing or plan.training.activation_checkpointing):
+        return in_flight * layers * at_work
+    inputs = tokens * widths.hidden * (FP32 if casts else types.computed)
+    return in_flight * layers * inputs + at_work
+
+
+def in_flight(plan: AnyPlan, stage: int, micro_batches: int) -> int:
+    """Micro-batches of which a stage keeps activations at once: 1F1B keeps one for each stage that follows it."""
+    stages = plan.launch.axes.pipeline
+    if stages == 1:
+        return 1
+    schedule = plan.training.pipeline_schedule
+    if schedule == GPIPE:
+        return micro_batches
+    ahead = stages - stage if chunks_of(schedule) == 1 else 2 * (stages - stage) + stages
+    return min(micro_batches, ahead)
+
+
+def logits_bytes(config: PreTrainedConfig, tokens: int) -> int:
+    """Bytes of one piece of logits in fp32 and of its gradient."""
+    most_tokens, most_words = _LOGITS_AT_ONCE
+    words: int = config.get_text_config().vocab_size
+    return min(tokens, most_tokens) * min(words, most_words) * 4 * 2
+
+
+def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types, micro_batches: int) -> float:
+    """Bytes of weights and gradients that a rank has only while it computes.
+
+    - Autocast keeps a 16-bit copy of each fp32 matrix until the backward pass has used it.
+    - FSDP2 gathers two layers and what is outside of layers. Their gradients are whole until they are scattered: all
+      gradients, if a step has several micro-batches, because it scatters them once a step.
+    - ZeRO-3 keeps up to 1e9 gathered weights. ZeRO sums gradients in two buckets of up to 5e8.
+    - QLoRA unpacks a matrix at a time.
+    """
+    engine, is_sharded = engine_of(plan.launch.strategy), plan.launch.axes.is_sharded
+    unpacked = max((each.numel for each in weights if each.is_packed), default=0) * HALF
+    trained = sum(each.numel for each in weights if each.is_trained)
+    plain = [each for each in weights if not each.is_packed]
+    if engine.startswith("zero"):
+        gathered = min(sum(each.numel for each in plain), _MOST_GATHERED) if engine == "zero3" else 0.0
+        buckets = 2 * min(trained, _BUCKET) if engine in ("zero1", "zero2") and shards_of(plan.launch) > 1 else 0.0
+        return (gathered + buckets) * types.computed + unpacked
+    if engine != "fsdp2" and not is_sharded:
+        cast = [each for each in plain if not each.is_looked_up and len(each.shape) == 2]
+        in_fp32 = [each for each in cast if (types.trained if each.is_trained else types.frozen) == FP32]
+        return unpacked + (sum(each.numel for each in in_fp32) * HALF if types.computed == HALF else 0.0)
+    units, of_unit = defaultdict[str, float](float), defaultdict[str, float](float)
+    for each in weights:
+        units[each.unit] += each.numel * (types.computed if not each.is_packed else 0.5)
+        of_unit[each.unit] += each.numel if each.is_trained else 0
+    outside = units.pop("", 0.0)
+    largest = max(units.values(), default=0)
+    scattered = max(of_unit.values(), default=0) * (types.computed + types.gradient)
+    whole = trained * types.gradient if micro_batches > 1 else 0.0
+    return outside + 2 * largest + max(scattered, whole) + unpacked

@@ -1,0 +1,57 @@
+"""Bytes of the weights, gradients and optimizer states that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
+
+PARTS = ("parameters", "gradients", "optimizer_states")
+
+
+def held_bytes(
+    model: nn.Module, optimizer: Optimizer | None = None, counted: dict[int, torch.Tensor] | None = None
+) -> dict[str, int]:
+    """Bytes of this process by part of `PARTS`, each tensor once.
+
+    DeepSpeed (0.19) gives torch's optimizer shards of its own, one group of parameters after the other, and keeps
+    those of ZeRO-3 in `ds_tensor`.
+
+    Args:
+        model: in training.
+        optimizer: torch's; None before there is one.
+        counted: tensors that are left out, by address; those found are added.
+    """
+    counted = {} if counted is None else counted
+    groups = [] if optimizer is None else optimizer.param_groups
+    both = [*model.parameters(), *(each for group in groups for each in group["params"])]
+    states = [] if optimizer is None else optimizer.state.values()
+    parts = (
+        [*both, *(vars(each)["ds_tensor"] for each in both if "ds_tensor" in vars(each)), *_scales(both)],
+        [each.grad for each in both],
+        [value for state in states for value in state.values()],
+    )
+    return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
+
+
+def _scales(parameters: Iterable[nn.Parameter]) -> Iterator[Any]:
+    """The tensors that unpack 4-bit weights (bitsandbytes 0.50, `QuantState`)."""
+    for each in parameters:
+        state = getattr(each, "quant_state", None)
+        while state is not None:
+            yield from (state.absmax, state.code)
+            state = state.state2
+
+
+def _bytes_of(values: Iterable[Any], counted: dict[int, torch.Tensor]) -> int:
+    total = 0
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            local = value.to_local() if isinstance(value, DTensor) else value.detach()
+            total += local.nbytes if local.data_ptr() not in counted else 0
+            counted[local.data_ptr()] = local
+    return total

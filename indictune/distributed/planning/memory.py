@@ -1,0 +1,136 @@
+"""Estimate the memory that training takes on each process, by closed forms that no GPU has calibrated yet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from indictune.config.plan import AnyPlan
+from indictune.distributed.engines import engine_of
+from indictune.distributed.pipeline.schedule import chunks_of
+from indictune.distributed.planning import activations
+from indictune.distributed.planning.kept_bytes import FP32, kept_bytes, types_of
+from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.models.parameter_counts import MetaModel, ParameterCounts
+
+# Of a process on a GPU: CUDA with the code of its kernels, and buffers of NCCL for each kind of group. Judgements.
+CONTEXT_BYTES, NCCL_BYTES = 600_000_000, 400_000_000
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process, by term.
+
+    Attributes:
+        parameters: with the fp32 copies that DeepSpeed updates.
+        gradients: of the backward pass.
+        optimizer_states: of the optimizer.
+        activations: kept for the backward pass.
+        logits: and their gradient.
+        working_copies: weights that are gathered or cast, and gradients that are not scattered yet.
+        framework: of CUDA and NCCL; 0 on a CPU.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_states: int
+    activations: int
+    logits: int = 0
+    working_copies: int = 0
+    framework: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all terms."""
+        return sum(asdict(self).values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those between two steps."""
+        return self.parameters + self.gradients + self.optimizer_states
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest term."""
+        terms = asdict(self)
+        return max(terms, key=terms.__getitem__).replace("_", " ")
+
+
+class RankMemory:
+    """The memory of the processes of a run, for any micro-batch.
+
+    Args:
+        plan: of the run, with its launch and its model configuration.
+        weights: of the model.
+    """
+
+    def __init__(self, plan: AnyPlan, weights: ModelWeights) -> None:
+        assert plan.model_config is not None
+        self.plan, self.config, self.types = plan, plan.model_config, types_of(plan)
+        axes = plan.launch.axes
+        chunks = chunks_of(plan.training.pipeline_schedule) if axes.pipeline > 1 else 1
+        self.stages = weights.of_stages(axes, chunks)
+        self.kept = [kept_bytes(each, plan.launch, self.types) for each in self.stages]
+        self._working = [
+            [int(activations.working_bytes(plan, some, self.types, count)) for count in (1, 2)] for some in self.stages
+        ]
+        self._layers = [len({each.unit for each in some} - {""}) * weights.repeats for some in self.stages]
+
+    def at(self, tokens: int, micro_batches: int) -> Memory:
+        """The memory of the process that needs most.
+
+        Args:
+            tokens: of each process in its largest micro-batch.
+            micro_batches: of a step.
+        """
+        every = [self.of_stage(stage, tokens, micro_batches) for stage in range(len(self.stages))]
+        return max(every, key=lambda each: each.total_bytes)
+
+    def of_stage(self, stage: int, tokens: int, micro_batches: int) -> Memory:
+        """As `at`, of a process of one stage: the first keeps the most micro-batches, the last has the head."""
+        plan, kept = self.plan, self.kept[stage]
+        flight = activations.in_flight(plan, stage, micro_batches)
+        has_logits = plan.head == "ForCausalLM" and stage == len(self.stages) - 1
+        groups = NCCL_BYTES if plan.launch.world_size > 1 else 0
+        return Memory(
+            int(kept.parameters),
+            int(kept.gradients),
+            int(kept.optimizer_states),
+            int(activations.activation_bytes(plan, self.types, tokens, self._layers[stage], flight)),
+            activations.logits_bytes(self.config, tokens) if has_logits else 0,
+            self._working[stage][micro_batches > 1],
+            CONTEXT_BYTES + groups if plan.gpus else 0,
+        )
+
+
+def estimate_memory(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
+    """The memory of the process that needs most.
+
+    Args:
+        plan: of the run, with its launch and its model configuration.
+        meta: the model, built by `meta_model`.
+        tokens: of each process in its largest micro-batch.
+    """
+    return RankMemory(plan, ModelWeights(meta)).at(tokens, plan.training.gradient_accumulation_steps)
+
+
+def checkpoint_bytes(plan: AnyPlan, counts: ParameterCounts) -> int:
+    """Size of the part of a checkpoint that the processes of one node write: weights and optimizer states.
+
+    Where they are not split, one node writes all.
+    """
+    weights = counts.total if plan.model.method == "full" else counts.trained
+    launch, split = plan.launch, plan.launch.axes.tensor * plan.launch.axes.pipeline > 1
+    is_split = split or engine_of(launch.strategy) in ("fsdp2", "zero1", "zero2", "zero3")
+    nodes = max(1, launch.world_size // launch.local_world_size) if is_split else 1
+    return int((weights * FP32 + counts.trained * types_of(plan).state) / nodes)
+
+
+def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
+    """Most tokens in a micro-batch of one process, if all rows were as long as the longest."""
+    training = plan.training
+    if training.max_tokens_per_device is not None:
+        return training.max_tokens_per_device
+    in_windows = plan.configuration.get("long_text") == "window"  # a row has all its windows
+    longest = longest if in_windows else min(longest, plan.sequence_limit)
+    return math.ceil(training.per_device_train_batch_size * longest / plan.launch.axes.context)

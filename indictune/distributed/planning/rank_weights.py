@@ -1,0 +1,134 @@
+"""The weights that a rank has before its data axis shards them: its stage, and its part of each matrix."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from indictune.config.plan import Axes
+from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
+from indictune.distributed.sharding import repeated_blocks
+from indictune.distributed.tensor_parallel import styles_of
+from indictune.models.parameter_counts import MetaModel
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of a rank.
+
+    Attributes:
+        shape: of the part that the tensor axis leaves to the rank.
+        is_trained: whether it gets a gradient.
+        is_packed: whether it is kept in 4 bit.
+        is_looked_up: whether it is a table that no token is multiplied by.
+        unit: the repeated layer that has it; empty for a weight outside of them.
+    """
+
+    shape: tuple[int, ...]
+    is_trained: bool = True
+    is_packed: bool = False
+    is_looked_up: bool = False
+    unit: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+    def share(self, shards: int) -> int:
+        """Numbers of the largest shard: FSDP2 splits rows."""
+        rows, *rest = self.shape or (1,)
+        return math.ceil(rows / shards) * math.prod(rest)
+
+
+class ModelWeights:
+    """The weights of a model, and those of each rank.
+
+    Args:
+        meta: the whole model.
+
+    Attributes:
+        counts: of its parameters.
+        repeats: how often each layer of weights runs: ALBERT runs one in all its layers.
+        multiplied: weights that a token is multiplied by, each as often as it runs.
+        multiplied_trained: those of them that get gradients.
+    """
+
+    def __init__(self, meta: MetaModel) -> None:
+        own = self._own = meta.own
+        self.counts = meta.counts
+        units = _units(own)
+        self._all = {
+            name: Weight(
+                tuple(each.shape),
+                each.requires_grad,
+                each in meta.packed,
+                each in meta.looked_up,
+                units.get(id(each), ""),
+            )
+            for name, each in own.named_parameters()
+        }
+        layers: int = own.config.get_text_config().num_hidden_layers
+        self.repeats = layers / len(set(units.values()))
+        multiplied = [each for each in self._all.values() if not each.is_looked_up]
+        self.multiplied = sum(self._products(each) for each in multiplied)
+        self.multiplied_trained = sum(self._products(each) for each in multiplied if each.is_trained)
+
+    def _products(self, weight: Weight) -> float:
+        return weight.numel * (self.repeats if weight.unit else 1)
+
+    def of_stages(self, axes: Axes, chunks: int = 1) -> list[list[Weight]]:
+        """The weights of a rank of each pipeline stage, before the data axis shards them.
+
+        Args:
+            axes: of the run.
+            chunks: stages of each rank.
+        """
+        styles = styles_of(self._own) if axes.tensor > 1 else {}
+        places = _stages(self._own, axes.pipeline * chunks)
+        found: list[list[Weight]] = [[] for _ in range(axes.pipeline)]
+        for name, each in self._all.items():
+            part = replace(each, shape=_part(each.shape, styles.get(name, ""), axes.tensor))
+            for rank in {number % axes.pipeline for number in places.get(name, {0})}:
+                found[rank].append(part)
+        return found
+
+
+def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
+    """The shape that a style leaves to each of some ranks: columns are the first dimension of a weight in torch."""
+    if style.startswith("colwise"):
+        return (shape[0] // parts, *shape[1:])
+    return (shape[0], shape[1] // parts) if style.startswith("rowwise") and len(shape) == 2 else shape
+
+
+def _units(own: PreTrainedModel) -> dict[int, str]:
+    """The name of the repeated layer of each parameter, by the parameter's `id`."""
+    blocks = set(repeated_blocks(own))
+    layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
+    return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
+
+
+def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
+    """The stages that hold each parameter, by name; a tied one is in the first and the last. Empty for one stage."""
+    if count == 1:
+        return {}
+    layout, prefix = LAYOUTS[own.config.model_type], own.base_model_prefix
+    entry, blocks = f"{prefix}.{layout.entry}.", f"{prefix}.{layout.blocks}."
+    of_layer = {number: stage for stage, span in enumerate(spans(own, count)) for number in span}
+    found = {}
+    for name, _ in own.named_parameters():
+        if name.startswith(blocks):
+            found[name] = {of_layer[int(name.removeprefix(blocks).partition(".")[0])]}
+        elif name.startswith(entry):
+            is_shared = is_tied(own) and _module_of(own, name) is own.get_input_embeddings()
+            found[name] = {0, count - 1} if is_shared else {0}
+        else:
+            found[name] = {count - 1}
+    return found
+
+
+def _module_of(own: PreTrainedModel, name: str) -> nn.Module:
+    return own.get_submodule(name.rpartition(".")[0])

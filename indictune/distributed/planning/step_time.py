@@ -1,0 +1,161 @@
+"""Seconds of a step, and the bytes that it sends: estimates from data sheets, which no GPU has confirmed.
+
+A step takes
+
+    max((compute + sums of the tensor axis + keys of the context axis + messages between stages) / (1 - bubble), data)
+    + transfers to CPU memory
+
+where `data` is the communication of the data axis, which runs beside the rest at best. Each part is the bytes that a
+process sends, over the slowest link of its ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed.engines import engine_of
+from indictune.distributed.pipeline.schedule import chunks_of
+from indictune.distributed.planning import sent_bytes as sent
+from indictune.distributed.planning.hardware import Machine, assumed, known_links
+from indictune.distributed.planning.kept_bytes import FP32, HALF, NF4_BYTES
+from indictune.distributed.planning.memory import RankMemory
+from indictune.distributed.planning.rank_weights import ModelWeights, Weight
+from indictune.distributed.planning.sent_bytes import Sizes, Split
+from indictune.distributed.planning.widths import widths_of
+
+# Sums of a layer and micro-batch over the tensor axis. Megatron-LM has 4. transformers (5.23, `ColwiseParallel`) sums
+# the gradient of each matrix's input alone: 3 for query, key and value instead of 1, 2 for a gate and what it gates.
+SUMS, SUMS_IF_GATED, SUMS_RECOMPUTED = 6, 7, 2
+# Bytes that the CPU reads and writes for each offloaded weight in AdamW's step: weight, gradient and two states are
+# read, and all but the gradient written.
+_ADAM_ON_HOST = 7 * FP32
+_SPLITS: dict[str, Split] = {"zero1": "states", "zero2": "gradients", "zero3": "weights", "fsdp2": "weights"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step by part, and the bytes that the busiest rank sends for each axis."""
+
+    compute_s: float
+    data_s: float
+    tensor_s: float
+    context_s: float
+    stages_s: float
+    offload_s: float
+    bubble: float
+    data_bytes: float
+    model_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        busy = self.compute_s + self.tensor_s + self.context_s + self.stages_s
+        return max(busy / (1 - self.bubble), self.data_s) + self.offload_s
+
+
+def sizes_of(launch: Launch) -> Sizes:
+    """Over how many processes a launch splits what."""
+    axes = launch.axes
+    split: Split = "weights" if axes.is_sharded else _SPLITS.get(engine_of(launch.strategy), "nothing")
+    return Sizes(launch.data_size, axes.tensor, axes.pipeline, axes.context, axes.replicas, split)
+
+
+def sums_of(plan: AnyPlan) -> int:
+    """Sums of a layer and micro-batch over the tensor axis."""
+    assert plan.model_config is not None
+    sums = SUMS_IF_GATED if widths_of(plan.model_config).is_gated else SUMS
+    return sums + (SUMS_RECOMPUTED if _recomputes(plan) else 0)
+
+
+def estimate_step(
+    memory: RankMemory, weights: ModelWeights, machine: Machine, row_tokens: float, micro_batches: int
+) -> Step:
+    """The time of a step.
+
+    Args:
+        memory: of the run, which has its plan and the weights of its ranks.
+        weights: of the whole model.
+        machine: that it runs on.
+        row_tokens: mean of the training rows.
+        micro_batches: of a step.
+    """
+    plan, sizes, types = memory.plan, sizes_of(memory.plan.launch), memory.types
+    widths, value = widths_of(memory.config), types.computed
+    tokens = plan.training.global_batch_size * row_tokens
+    at_once = tokens / sizes.data / micro_batches
+    own = at_once / sizes.context
+    inner = sizes.tensor * sizes.context
+    heaviest = max(memory.stages, key=lambda some: sum(each.numel for each in some))
+    sums = micro_batches * sent.layer_sums(widths, sizes, own, value, sums_of(plan))
+    keys = micro_batches * sent.keys_passed(widths, sizes, at_once, value) / sizes.tensor
+    chunks = chunks_of(plan.training.pipeline_schedule)
+    passed = micro_batches * sent.passed_on(widths, sizes, own, value, chunks)
+    data = _data_bytes(heaviest, memory, sizes, micro_batches)
+    flops = flops_of_step(plan, weights, row_tokens)
+    return Step(
+        flops / sizes.world / (assumed("achieved") * machine.flops),
+        sum(size / machine.link(*ring) for size, ring in zip(data, _rings(sizes), strict=True)),
+        sums / machine.link(sizes.tensor),
+        keys / machine.link(sizes.context, sizes.tensor),
+        passed / machine.link(sizes.pipeline, inner * sizes.data),
+        _offload_s(heaviest, memory, machine, micro_batches),
+        sent.bubble(sizes.pipeline, micro_batches, chunks),
+        sum(data),
+        sums + keys + passed,
+    )
+
+
+def flops_of_step(plan: AnyPlan, weights: ModelWeights, row_tokens: float) -> float:
+    """Of a step: 2 for each parameter and token forward, 2 for the gradients of activations and 2 for those of trained
+    weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens x length x hidden each
+    (Narayanan et al. 2021, appendix). Recomputing adds a forward pass."""
+    assert plan.model_config is not None
+    widths = widths_of(plan.model_config)
+    tokens = plan.training.global_batch_size * row_tokens
+    attention = 4 * widths.layers * widths.hidden * row_tokens * tokens
+    products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
+    passes = 3 if _recomputes(plan) else 2
+    return passes * products + of_trained + (passes + 1) * attention
+
+
+def _recomputes(plan: AnyPlan) -> bool:
+    return bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
+
+
+def _rings(sizes: Sizes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Size and stride of the ring that shares weights, and of the ring of their copies."""
+    ring = sizes.shards if sizes.split == "weights" else sizes.data * sizes.context
+    return (ring, sizes.tensor), (sizes.replicas, sizes.tensor * ring)
+
+
+def _data_bytes(
+    weights: Sequence[Weight], memory: RankMemory, sizes: Sizes, micro_batches: int
+) -> tuple[float, float]:
+    """Bytes that a rank sends for the data axis: over the ring of shards, and over their copies."""
+    trained = sum(each.numel for each in weights if each.is_trained)
+    types = memory.types
+    gradients = trained * (HALF if memory.plan.training.reduce_dtype == "bfloat16" else FP32)
+    gathers = _weight_bytes(weights, types.computed) if sizes.split == "weights" else trained * types.computed
+    copies = sent.summed(gradients / sizes.shards, sizes.replicas) if sizes.split == "weights" else 0.0
+    return sent.data_bytes(gradients, gathers, sizes, micro_batches) - copies, copies
+
+
+def _weight_bytes(weights: Sequence[Weight], computed: int) -> float:
+    return sum(each.numel * (NF4_BYTES if each.is_packed else computed) for each in weights)
+
+
+def _offload_s(weights: Sequence[Weight], memory: RankMemory, machine: Machine, micro_batches: int) -> float:
+    """Seconds in which a GPU waits for CPU memory: shards of gradients go there, updated weights come back, and where
+    weights live there too, they come for the forward and the backward pass of each micro-batch."""
+    launch, types = memory.plan.launch, memory.types
+    if not launch.strategy.endswith("_offload"):
+        return 0.0
+    shards = sizes_of(launch).shards
+    trained = sum(each.numel for each in weights if each.is_trained) / shards
+    link = assumed("of_links") * known_links()[assumed("host_link")]
+    whole = _weight_bytes(weights, types.computed) / shards
+    times = 1 if engine_of(launch.strategy) == "zero2" else 2 * micro_batches
+    adam = trained * _ADAM_ON_HOST * machine.of_node / (1e9 * assumed("host_memory_gb_s"))
+    return float((trained * FP32 + times * whole) / link + adam)
