@@ -92,8 +92,8 @@ def check_communication(plan: AnyPlan) -> list[Problem]:
 def check_saving(plan: AnyPlan) -> list[Problem]:
     """Refuse `--async_save` if checkpoints are not shards of all weights."""
     launch, method = plan.launch, plan.model.method
-    writes_shards = engine_of(launch.strategy) in ("fsdp2", "tp") and launch.world_size > 1 and method == "full"
-    if writes_shards or not plan.training.async_save:
+    has_shards = engine_of(launch.strategy) in ("fsdp2", "tp") or launch.axes.pipeline > 1
+    if (has_shards and launch.world_size > 1 and method == "full") or not plan.training.async_save:
         return []
     where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
     return [problem("async-save-without-shards", "--async_save", "true", where=where)]

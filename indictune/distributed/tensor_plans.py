@@ -71,6 +71,10 @@ def check_split(plan: AnyPlan) -> list[Problem]:
         listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
         details: dict[str, Any] = {"size": size, "sizes": listed, "possible": ", ".join(possible)}
         found.append(problem("tensor-does-not-divide", "--model_name_or_path", model.model_name_or_path, **details))
+    if plan.training.fp16 and not is_deepspeed:
+        # torch's scaler (2.13, `found_inf_reduce_handler`) sends overflows over the mesh of the first weight alone.
+        # Here some weights are split and others are not.
+        found.append(problem("fp16-under-tensor", "--fp16", "true", strategy=plan.launch.strategy))
     refused = {
         "--method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
         "--use_dora": model.use_dora,

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
-from indictune.config.plan import Launch
+from indictune.config.plan import Axes, Launch
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -145,6 +145,9 @@ def test_communication_that_the_strategy_does_not_have_is_refused(
     [
         (Launch("fsdp2", 2), "full", None),
         (Launch("fsdp2_offload", 2), "full", None),
+        (Launch("tp", 2, axes=Axes(tensor=2)), "full", None),
+        (Launch("pipeline", 2, axes=Axes(pipeline=2)), "full", None),
+        (Launch("pipeline", 2, axes=Axes(pipeline=2)), "lora", "async-save-without-shards"),
         (Launch("fsdp2", 1), "full", "async-save-without-shards"),
         (Launch("ddp", 2), "full", "async-save-without-shards"),
         (Launch("zero3", 2), "full", "async-save-without-shards"),

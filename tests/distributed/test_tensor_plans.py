@@ -99,3 +99,10 @@ def test_what_deepspeed_cannot_split_is_refused(
 def test_a_method_that_cannot_be_split_is_refused(model: dict[str, Any], flag: str) -> None:
     assert codes(found_in(LlamaConfig(), 2, **model)) == [("not-under-tensor", flag)]
     assert found_in(LlamaConfig(), 1, **model) == []
+
+
+def test_ranks_of_a_matrix_would_not_agree_on_a_scale_of_the_loss() -> None:
+    launch = Launch("tp", 2, 2, axes=Axes(tensor=2))
+    plan = replace(plan_of({"fp16": True}, launch=launch), model_config=BertConfig())
+    assert codes(check_split(plan)) == [("fp16-under-tensor", "--fp16")]
+    assert check_split(replace(plan, launch=Launch("ddp", 2, 2))) == []

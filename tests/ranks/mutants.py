@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import os
 import runpy
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType, PartialState
+from torch.distributed.tensor import DTensor
 
 from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.data.collation import IndexedRows
 from indictune.distributed import cpu_fallback, sharding
+from indictune.distributed.model_split import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training.callbacks.epoch_shuffle import EpochShuffle
+from indictune.training.exact_trainer import ExactTrainer
 
 
 def scaled_gradients() -> None:
@@ -143,12 +149,29 @@ def other_rows_in_a_group() -> None:
     TrainingBatches.__iter__ = turned  # type: ignore[method-assign]
 
 
+def unsplit_weights() -> None:
+    """Each rank writes digests of its part of the weights that a tensor group does not split, to a file of its own."""
+    finish = ExactTrainer._finalize_training
+
+    def and_note(self: ExactTrainer, *args: Any, **settings: Any) -> Any:
+        found = {
+            name: hashlib.sha256(sharding.local_part(each).detach().numpy().tobytes()).hexdigest()
+            for name, each in sharding.unwrapped(self).named_parameters()
+            if not isinstance(each, DTensor) or TENSOR not in (each.device_mesh.mesh_dim_names or ())
+        }
+        Path(f"{os.environ['NOTES']}-{os.environ['RANK']}").write_text(json.dumps(found), encoding="utf-8")
+        return finish(self, *args, **settings)  # type: ignore[no-untyped-call]
+
+    ExactTrainer._finalize_training = and_note  # type: ignore[method-assign]
+
+
 def memory_of_nan() -> None:
     """New memory holds NaN, as it may whatever was there before."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch 2.13 fills it then
 
 
 if __name__ == "__main__":
-    looks = {each.__name__: each for each in (memory_of_nan, noted_sums, slow_reading, other_rows_in_a_group)}
+    notes = (noted_sums, unsplit_weights)
+    looks = {each.__name__: each for each in (*notes, memory_of_nan, slow_reading, other_rows_in_a_group)}
     {**MUTANTS, **WITHOUT, **looks}[os.environ["MUTANT"]]()
     runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import mutants
 from tests.ranks.launching import ROOT, Run, accelerate, python, train
 from tests.ranks.test_parity import PLAIN, differences
 from tests.ranks.test_resume import stopped_copy
@@ -44,3 +46,31 @@ def test_gradients_are_summed_in_bfloat16_where_asked(run_under: Start, strategy
     assert differences(one, four) != []
     assert four.series("loss") == pytest.approx(one.series("loss"), rel=1e-3)
     assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-2)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("tp", 2), ("fsdp2_tp", 4)])
+def test_dropout_leaves_unsplit_weights_alike(job: Path, tmp_path: Path, strategy: str, ranks: int) -> None:
+    """The ranks of a matrix drop the same hidden values: their norms and embeddings stay the same, bit by bit."""
+    flags = ("--config", str(job), "--dropout", "0.1", "--max_steps", "6")
+    looks = {"MUTANT": "unsplit_weights", "NOTES": str(tmp_path / "digests")}
+    train(accelerate(strategy, ranks), tmp_path / "out", *flags, script=mutants.__file__, **looks)
+    digests = [json.loads((tmp_path / f"digests-{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
+    assert any("LayerNorm" in name for name in digests[0])
+    assert not any("query.weight" in name for name in digests[0])
+    assert digests[0::2] == digests[1::2]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("tp", 2), ("ddp_tp", 4)])
+def test_split_matrices_are_compiled(run_under: Start, strategy: str, ranks: int) -> None:
+    flags = ("--max_steps", "4")
+    one, several = (
+        run_under("single", 1, *PLAIN, *flags),
+        run_under(strategy, ranks, *flags, "--torch_compile", "true"),
+    )
+    assert differences(one, several) == []
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("pipeline", 2), ("3d", 4)])
+def test_stages_are_saved_while_training_continues(run_under: Start, strategy: str, ranks: int) -> None:
+    one, several = run_under("single", 1, *PLAIN), run_under(strategy, ranks, "--async_save", "true")
+    assert differences(one, several) == []
