@@ -55,7 +55,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         whole = stored[name]
         if active is not None and name == active[0]:
             whole = whole[active[1].row_ids]  # saved with all rows
-        weight.copy_(_split_like(weight, whole, name))
+        weight.copy_(split_like(weight, whole, name))
 
 
 def load_states(
@@ -108,7 +108,7 @@ def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed:
     for number, state in whole["state"].items():
         like = named[in_order[number]]
         whole["state"][number] = {
-            name: _split_like(like, value, name) if value.dim() else value.clone() for name, value in state.items()
+            name: split_like(like, value, name) if value.dim() else value.clone() for name, value in state.items()
         }
 
 
@@ -146,7 +146,7 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in state.items() if first_names[id(weight)] == name}
 
 
-def _split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
+def split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
     """This rank's part of a whole tensor where `target` is in shards; else the whole tensor."""
     if whole.shape != target.shape:
         raise RuntimeError(f"{name} has the shape {tuple(whole.shape)} instead of {tuple(target.shape)}.")

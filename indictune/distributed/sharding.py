@@ -182,14 +182,15 @@ def gathered(parameter: torch.Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def reading_weights(args: TrainingArguments) -> Iterator[bool]:
+def reading_weights(args: TrainingArguments, are_sent: bool = False) -> Iterator[bool]:
     """A block that reads a model's weights. It yields whether this rank must read them. All ranks must enter it.
 
-    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all ranks when it shards the model.
+    `are_sent` says that rank 0 sends each rank its part. With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank
+    0's weights to all ranks when it shards the model.
     """
     OWN_PROGRESS.passed("reading the weights")
     with _hidden_from_transformers() as is_efficient:
-        yield not is_efficient or args.process_index == 0
+        yield not (is_efficient or are_sent) or args.process_index == 0
     OWN_PROGRESS.passed("making the trainer")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from peft import TaskType
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
@@ -30,6 +31,7 @@ from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.unpadded import why_not_joined
 
 OUTPUT_LAYER = "lm_head"
+_UNREAD = "indictune_unread"  # attribute of a model without weights
 
 # transformers keeps documents of these apart by their positions alone. tests/models/test_causal.py compares each one,
 # except the flash-attention kernels, which need a GPU.
@@ -122,12 +124,18 @@ def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     return {token for token in ids if token in tokenizer.added_tokens_decoder}
 
 
+def is_unread(model: nn.Module) -> bool:
+    """Whether the weights of a model, or of an adapter's base, were left for another process to send."""
+    return any(_UNREAD in vars(each) for each in model.modules())
+
+
 def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with uninitialised weights. The system assigns memory only when they are written."""
     with explained(args, *BROKEN), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
         )
+    vars(model)[_UNREAD] = True
     model.tie_weights()  # no_init_weights skips it
     model.config.use_cache = False
     return model

@@ -31,6 +31,7 @@ from indictune.distributed.communication import set_up_communication, settle_buc
 from indictune.distributed.context_attention import share_tokens
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.pipeline.engine import cut_into_stages
+from indictune.distributed.sent_weights import sent_weights
 from indictune.hub.push import make_repository
 from indictune.models.load import Model
 from indictune.progress import OWN_PROGRESS
@@ -75,8 +76,9 @@ class ExactTrainer(TaskTrainer):
         **settings: Any,
     ) -> None:
         sharding.fit_to_model(model, args)
-        self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
-        self.mesh = model_split.split(model, launch, args)
+        with sent_weights(model, launch, args):
+            self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
+            self.mesh = model_split.split(model, launch, args)
         self.context = share_tokens(model, launch, args)
         self.padded, self.launch = padded, launch
         super().__init__(

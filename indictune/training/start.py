@@ -29,6 +29,7 @@ from indictune.distributed import (
 from indictune.distributed.cpu_time import check_cpu_time
 from indictune.distributed.pipeline.limits import check_micro_batches
 from indictune.distributed.rank_values import Values
+from indictune.distributed.sent_weights import splits_one_model
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import Problem, Problems, UserError
@@ -136,7 +137,7 @@ def _ranks(launch: Launch) -> str:
 
 def load_model(task: Task[Rows, Data, Training], plan: RunPlan[Data, Training], args: Training, rows: Rows) -> Model:
     """The model, ready to train. All ranks must call it: one may read the weights and send them."""
-    with reading_weights(args) as reads_weights:
+    with reading_weights(args, splits_one_model(plan.launch)) as reads_weights:
         return task.load_model(plan, args, rows, reads_weights)
 
 

@@ -208,9 +208,10 @@ def test_auto_goes_on_from_the_newest_checkpoint(
 
 
 @pytest.mark.slow
-def test_under_fsdp2_one_rank_reads_the_checkpoint(job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp2", "tp", "pipeline"])
+def test_one_rank_reads_the_checkpoint(job: Path, tmp_path: Path, strategy: str) -> None:
     readers = tmp_path / "readers"
     readers.mkdir()
     flags = ("--config", str(job), *METHODS["full"], "--max_steps", "1")
-    train(accelerate("fsdp2", 2), tmp_path / "out", *flags, script=reading.__file__, READERS=str(readers))
+    train(accelerate(strategy, 2), tmp_path / "out", *flags, script=reading.__file__, READERS=str(readers))
     assert [path.name for path in readers.iterdir()] == ["0"]
