@@ -162,7 +162,7 @@ def unsplit_weights() -> None:
         Path(f"{os.environ['NOTES']}-{os.environ['RANK']}").write_text(json.dumps(found), encoding="utf-8")
         return finish(self, *args, **settings)  # type: ignore[no-untyped-call]
 
-    ExactTrainer._finalize_training = and_note  # type: ignore[method-assign]
+    ExactTrainer._finalize_training = and_note  # type: ignore[method-assign, assignment]
 
 
 def memory_of_nan() -> None:
