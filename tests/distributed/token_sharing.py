@@ -3,6 +3,7 @@
     torchrun --nproc_per_node 3 tests/distributed/token_sharing.py llama mistral
 
 The first rank prints a line of JSON for each: how far log-probabilities and gradients are from those of whole rows.
+With flags in place of models, it is scripts/train_llama.py with one thing broken; the variable MUTANT says which.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import runpy
 import sys
 from typing import Any
 
@@ -119,9 +121,11 @@ MUTANTS = {each.__name__: each for each in (unsummed_gradients, one_document, la
 
 
 if __name__ == "__main__":
-    torch.distributed.init_process_group("gloo")
     if mutant := os.environ.get("MUTANT"):
         MUTANTS[mutant]()
+    if sys.argv[1].startswith("--"):
+        runpy.run_path("scripts/train_llama.py", run_name="__main__")  # exits
+    torch.distributed.init_process_group("gloo")
     for kind in sys.argv[1:]:
         for form in COLLATORS:
             found = compare(kind, form)
