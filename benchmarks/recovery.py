@@ -75,7 +75,7 @@ def measure(folder: Path, kills: int, snapshot_steps: int) -> list[dict[str, flo
     """Seconds until a step begins again, and steps done anew, of each kill."""
     folder.mkdir()
     job, steps, draw = write_job(folder), Steps(folder / "rows.jsonl"), random.Random(0)
-    flags = ["--config", str(job), "--output_dir", str(folder / "out"), "--max_steps", "100000"]
+    flags = ["--config", str(job), "--output_dir", str(folder / "out"), "--max_steps", "100000", "--allow_cpu", "true"]
     flags += ["--save_steps", str(SAVE_STEPS), "--snapshot_steps", str(snapshot_steps)]
     command = ["tests/ranks/paced.py", str(PACE_S), str(steps.path), SCRIPT, *flags]
     options = ["--max-restarts", "1000"]
