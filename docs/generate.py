@@ -21,6 +21,7 @@ from indictune.config.command_arguments import (
     EvaluateArguments,
     InspectArguments,
     MergeArguments,
+    PlanArguments,
     PredictArguments,
     TalkArguments,
 )
@@ -39,6 +40,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
 }
 COMMANDS: dict[str, type[Any]] = {
     "inspect": InspectArguments,
+    "plan": PlanArguments,
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,

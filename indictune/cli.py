@@ -25,6 +25,8 @@ verbs:
               --config R.yaml [the run's flags]
   inspect     show rows as the model sees them, with the learned tokens marked
               FILE [--show_mask N] [the run's flags]
+  plan        rank the strategy files for a run by memory and time, before it starts
+              RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME --gpu_memory 80GB]
   evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D]
   predict     label texts
@@ -122,6 +124,14 @@ def inspect(argv: Sequence[str]) -> int:
     return _until_stopped(inspect_command, argv)
 
 
+def plan(argv: Sequence[str]) -> int:
+    """Rank the strategy files for a run."""
+    import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.training.plan_command import plan_command
+
+    return _until_stopped(plan_command, argv)
+
+
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
     import indictune.before_imports  # noqa: F401, before everything slow
@@ -164,7 +174,8 @@ def checkpoint(argv: Sequence[str]) -> int:
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
-    each.__name__: each for each in (train, recipes, prepare, inspect, evaluate, predict, chat, merge, checkpoint)
+    each.__name__: each
+    for each in (train, recipes, prepare, inspect, plan, evaluate, predict, chat, merge, checkpoint)
 }
 
 

@@ -22,6 +22,17 @@ class InspectArguments(Checked):
 
 
 @dataclass
+class PlanArguments(Checked):
+    """The machine of a plan. The other flags are those of the run."""
+
+    gpus: int = flag(1, "GPUs in all nodes.")
+    nodes: int = flag(1, "Nodes with equally many GPUs.")
+    gpu: str = flag("a100", "Kind of GPU: a100, a100_40gb, h100, h200, l4, t4, rtx4090 and others.")
+    gpu_memory: str | None = flag(None, "Memory of a GPU, such as 80GB. Default: that of its data sheet.")
+    json: bool = flag(False, "Print all numbers as JSON.")
+
+
+@dataclass
 class EvaluateArguments(TextArguments, BadRowArguments):
     """Which finished model is evaluated on which rows. Other values default to those of its training."""
 

@@ -19,6 +19,8 @@ AT_LEAST = {
     "lora_alpha": 1,
     "num_sample_generations": 0,
     "show_mask": 0,
+    "gpus": 1,
+    "nodes": 1,
     "max_new_tokens": 1,
     "global_batch_size": 1,
     "per_device_train_batch_size": 1,

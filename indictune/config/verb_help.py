@@ -11,7 +11,7 @@ from indictune.config.read_words import early_problems, split_flags, unknown_nam
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problems
 
-_TRAINS = ("train", "prepare", "inspect")  # with the flags of a task
+_TRAINS = ("train", "prepare", "inspect", "plan")  # with the flags of a task
 
 
 def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
@@ -27,8 +27,8 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     """
     flags = dict(split_flags(words))
     more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
-    if verb == "inspect":
-        more = tuple(flags_of("indictune inspect").values())
+    if verb in ("inspect", "plan"):
+        more = tuple(flags_of(f"indictune {verb}").values())
     tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
     if "help" in flags:
         task = tasks[0] if tasks else next(iter(SCRIPTS))
@@ -39,7 +39,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     programs = (tasks or list(SCRIPTS)) if verb in _TRAINS else [f"indictune {verb}"]
     known = [name for program in programs for name in flags_of(program)]
     if known:
-        known += ["config", *(each.name for each in more)]
+        known += ["config", *(["model"] if verb == "plan" else []), *(each.name for each in more)]
         problems = Problems(unknown_name(name, "--", known) for name in flags if name not in known)
         if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
             problems += early_problems(flags, programs)
