@@ -16,6 +16,7 @@ from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.distributed import resume_rules
+from indictune.distributed.axes import shown_axes
 from indictune.errors import UserError, problem
 from indictune.files import RECIPE
 from indictune.versions import versions_of_steps
@@ -125,8 +126,9 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     assert manifest is not None
     before = settings_of(checkpoint) | flag_files.recorded(checkpoint)
     name, differing, found = checkpoint.name, changes(before, now), []
-    if (manifest.strategy, manifest.world_size) != (launch.strategy, launch.world_size):
-        drawn = "" if manifest.world_size == launch.world_size else " Dropout draws other numbers."
+    sizes = launch.world_size, shown_axes(launch)
+    if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):
+        drawn = "" if (manifest.world_size, manifest.axes) == sizes else " Dropout draws other numbers."
         new = f"{launch.strategy} x {launch.world_size}"
         found.append(f"{name} was written by {_launch_name(manifest)}, and {new} resumes it.{drawn}")
     kept = {flag: differing.pop(flag) for flag in _KEPT if flag in differing}

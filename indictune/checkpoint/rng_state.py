@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainingArguments
+from transformers import TrainingArguments, set_seed
 from transformers.trainer_pt_utils import safe_globals
+
+from indictune.checkpoint.store import step_of
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,21 @@ def save(folder: Path, args: TrainingArguments) -> None:
     torch.save(vars(RandomStates()), _path(folder, args))
 
 
-def load(folder: Path, args: TrainingArguments) -> None:
-    """Restore this rank's states from a checkpoint, if it has any."""
+def load(folder: Path, args: TrainingArguments, is_same_split: bool) -> None:
+    """Restore this rank's states from a checkpoint, or seed all ranks alike by its step.
+
+    Ranks of a tensor group must draw the same dropout masks, or their copies of unsplit weights drift apart. Under
+    another split, the states of these ranks may differ.
+
+    Args:
+        folder: the checkpoint.
+        args: of the run.
+        is_same_split: whether the axes of the run that wrote it were the same.
+    """
     path = _path(folder, args)
-    if path.is_file():
+    if not (is_same_split and path.is_file()):
+        set_seed(args.seed + step_of(folder))
+    else:
         with safe_globals():  # type: ignore[no-untyped-call]
             states = torch.load(path, weights_only=True)
         RandomStates(**states).restore()

@@ -40,12 +40,14 @@ class RunFacts:
         steps_per_epoch: optimizer steps.
         data: digest of the training rows and their order.
         validation: digest of the rows that checkpoints are compared on; None without such rows.
+        axes: what splits the model, as `shown_axes` says it.
     """
 
     strategy: str
     steps_per_epoch: int
     data: str
     validation: str | None
+    axes: str = ""
 
 
 class Checkpoints:
@@ -258,6 +260,7 @@ class Checkpoints:
             files={},
             validation=self.facts.validation,
             planned=self.is_planned() or (replaced is not None and replaced.planned),
+            axes=self.facts.axes,
         )
 
     def _epoch_is_evaluated_next(self) -> bool:

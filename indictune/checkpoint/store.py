@@ -61,6 +61,7 @@ class Manifest:
         files: by path inside the folder, with `/` between its parts.
         validation: digest of the rows that checkpoints were compared on last; None without such rows.
         planned: whether the run saves this step by its own flags; False if it did so only because it was stopped.
+        axes: what split the model, as `shown_axes` says it; empty if only the batch was split.
     """
 
     step: int
@@ -76,6 +77,7 @@ class Manifest:
     files: Mapping[str, FileDigest]
     validation: str | None = None
     planned: bool = True
+    axes: str = ""
 
     def to_json(self) -> str:
         """The text of `manifest.json`, which ends with a digest of the rest."""

@@ -27,6 +27,7 @@ from indictune.config.plan import Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import model_split, sharding, tf32
+from indictune.distributed.axes import shown_axes
 from indictune.distributed.communication import set_up_communication, settle_buckets
 from indictune.distributed.context_attention import share_tokens
 from indictune.distributed.model_state import ModelState
@@ -239,7 +240,9 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
-        facts = RunFacts(self.launch.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
+        digests = self.data_digest, self.validation_digest
+        axes = shown_axes(self.launch)
+        facts = RunFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
         state = self._train_state()
         self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)

@@ -50,7 +50,7 @@ def test_one_process_goes_on_on_all_gpus_that_its_layers_may_be_on(
     rng_state.save(tmp_path, args)
     drawn = machine.draw(), torch.rand(()).item()
     again = Gpus(monkeypatch, gpus)
-    rng_state.load(tmp_path, args)
+    rng_state.load(tmp_path, args, True)
     assert (again.draw(), torch.rand(()).item()) == drawn
     before = RandomStates()
     drawn_since = again.draw()
@@ -68,7 +68,7 @@ def test_it_goes_on_on_those_that_are_there(
     drawn = machine.draw()
     afresh = Gpus(monkeypatch, goes_on).draw()
     again, both = Gpus(monkeypatch, goes_on), min(wrote, goes_on)
-    rng_state.load(tmp_path, args)
+    rng_state.load(tmp_path, args, True)
     assert again.draw() == drawn[:both] + afresh[both:]
 
 
@@ -83,3 +83,17 @@ def test_a_rank_of_several_keeps_to_its_own_gpu(monkeypatch: pytest.MonkeyPatch,
     third = machine.draw()
     assert third[current] == first[current]
     assert third[1 - current] not in (first[1 - current], second[1 - current])
+
+
+def test_ranks_of_another_split_draw_alike(tmp_path: Path, args: TrainingArguments) -> None:
+    """Whatever each of them has drawn before."""
+    folder = tmp_path / "checkpoint-4"
+    rng_state.save(folder, args)
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        rng_state.load(folder, args, False)
+        drawn.append(torch.rand(()).item())
+    assert drawn[0] == drawn[1]
+    rng_state.load(folder.rename(tmp_path / "checkpoint-5"), args, False)
+    assert torch.rand(()).item() != drawn[0]

@@ -48,16 +48,31 @@ def test_gradients_are_summed_in_bfloat16_where_asked(run_under: Start, strategy
     assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-2)
 
 
+def digests_of_unsplit_weights(command: list[str], folder: Path, ranks: int, *flags: str) -> list[dict[str, str]]:
+    """Train with dropout; returns the digests of the unsplit weights of each rank."""
+    looks = {"MUTANT": "unsplit_weights", "NOTES": str(folder.parent / "digests")}
+    train(command, folder, *flags, script=mutants.__file__, **looks)
+    return [json.loads((folder.parent / f"digests-{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
+
+
 @pytest.mark.parametrize(("strategy", "ranks"), [("tp", 2), ("fsdp2_tp", 4)])
 def test_dropout_leaves_unsplit_weights_alike(job: Path, tmp_path: Path, strategy: str, ranks: int) -> None:
     """The ranks of a matrix drop the same hidden values: their norms and embeddings stay the same, bit by bit."""
     flags = ("--config", str(job), "--dropout", "0.1", "--max_steps", "6")
-    looks = {"MUTANT": "unsplit_weights", "NOTES": str(tmp_path / "digests")}
-    train(accelerate(strategy, ranks), tmp_path / "out", *flags, script=mutants.__file__, **looks)
-    digests = [json.loads((tmp_path / f"digests-{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
+    digests = digests_of_unsplit_weights(accelerate(strategy, ranks), tmp_path / "out", ranks, *flags)
     assert any("LayerNorm" in name for name in digests[0])
     assert not any("query.weight" in name for name in digests[0])
     assert digests[0::2] == digests[1::2]
+
+
+def test_dropout_leaves_them_alike_after_a_resume_from_another_split(job: Path, tmp_path: Path) -> None:
+    """The two processes of DDP have drawn different numbers."""
+    flags = ("--config", str(job), "--dropout", "0.1")
+    two = train(accelerate("ddp", 2), tmp_path / "ddp", *flags)
+    folder = stopped_copy(two, tmp_path / "resumed")
+    resumes = (*flags, "--resume_from_checkpoint", "auto")
+    first, second = digests_of_unsplit_weights(accelerate("tp", 2), folder, 2, *resumes)
+    assert first == second
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("tp", 2), ("ddp_tp", 4)])

@@ -20,6 +20,7 @@ from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
 from indictune.distributed import collectives
+from indictune.distributed.axes import shown_axes
 from indictune.errors import UserError
 from indictune.training.exact_trainer import ExactTrainer
 
@@ -82,8 +83,11 @@ class RestoreProgress(TrainerCallback):
 
     def _restore_random_states(self, args: TrainingArguments) -> None:
         if self._random_states is not None:
-            rng_state.load(self._random_states, args)
+            self._load_random_states(self._random_states, args)
             self._random_states = None
+
+    def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
+        rng_state.load(checkpoint, args, _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch))
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         manifest = _manifest_of(self.checkpoint)
@@ -114,7 +118,7 @@ class RestoreProgress(TrainerCallback):
     def _make_up_evaluation(self, args: TrainingArguments, state: TrainerState) -> None:
         """Evaluate the checkpoint's step, which the run was stopped before, and save it again."""
         trainer = self.trainer
-        rng_state.load(self.checkpoint, args)
+        self._load_random_states(self.checkpoint, args)
         trainer._determine_best_metric(trainer._evaluate(None, None), None)
         trainer._save_checkpoint(trainer.model_wrapped, None)
         trainer.checkpoints.finish()
