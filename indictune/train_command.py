@@ -149,7 +149,8 @@ def with_defaults(asked: Asked) -> Asked:
 def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
     """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
     if launcher.machines > 1:
-        line = shlex.join(["accelerate", "launch", *launcher.file_option(), "--machine_rank", "0", *words])
+        typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
+        line = shlex.join(typed)
         last = launcher.machines - 1
         raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
 

@@ -33,7 +33,7 @@ def read_axes(
         is_fsdp: whether FSDP2 shards the whole model.
 
     Raises:
-        UserError: `axes-do-not-multiply`, with the sizes that do.
+        UserError: a size is no number of processes, or `axes-do-not-multiply`, with the sizes that do.
     """
     is_sharded = is_fsdp or _shards_stages(environ)
     pipeline, tensor, context = _asked_of_model(environ, deepspeed)
@@ -48,7 +48,7 @@ def read_axes(
     replicas, shards = _size(environ, "DP_REPLICATE"), _size(environ, "DP_SHARD")
     asked |= {"replicas": replicas, "shards": shards}
     if not is_sharded:  # copies of the model, however many sizes they are given in
-        replicas, shards = 1, data if replicas * shards == 1 else replicas * shards
+        replicas, shards = 1, data if replicas * shards == 1 or OPEN in (replicas, shards) else replicas * shards
     elif replicas == OPEN:  # one on each node
         shards = shards if shards > 1 else max(1, on_node // (context * tensor))
         replicas = max(1, data // shards)
@@ -80,15 +80,21 @@ def shown_axes(launch: Launch) -> str:
     return _shown({"shards": launch.data_size // axes.replicas, **sizes}, axes.is_sharded) if sizes else ""
 
 
+def splits_model(environ: Mapping[str, str]) -> bool:
+    """Whether the file of accelerate asks for parts of a model."""
+    return max(map(abs, _asked_of_model(environ, {}))) > 1 or OPEN in _asked_of_model(environ, {})
+
+
 def _asked_of_model(environ: Mapping[str, str], deepspeed: Mapping[str, Any]) -> tuple[int, int, int]:
     """Sizes of the axes that split one model: pipeline, tensor, context."""
     pipeline, tensor, context = 1, _size(environ, "TP"), _size(environ, "CP")
     if _is_true(environ, _HAS_STAGES):
-        pipeline = int(environ.get("MEGATRON_LM_PP_DEGREE", "1"))
-        tensor = int(environ.get("MEGATRON_LM_TP_DEGREE", "1"))
+        pipeline = _checked("megatron_lm_pp_degree", environ.get("MEGATRON_LM_PP_DEGREE", "1"))
+        tensor = _checked("megatron_lm_tp_degree", environ.get("MEGATRON_LM_TP_DEGREE", "1"))
     block = deepspeed.get("tensor_parallel")
     if isinstance(block, Mapping):
-        tensor = int(block.get("autotp_size") or 1)  # DeepSpeed's 0 is off
+        given = block.get("autotp_size") or 1  # DeepSpeed's 0 is off
+        tensor = _checked("tensor_parallel.autotp_size", given, least=1)
     return pipeline, tensor, context
 
 
@@ -134,7 +140,15 @@ def _variable(name: str) -> str:
 
 
 def _size(environ: Mapping[str, str], name: str) -> int:
-    return int(environ.get(_variable(name), "1"))
+    return _checked(f"parallelism_config_{name.lower()}_size", environ.get(_variable(name), "1"))
+
+
+def _checked(key: str, given: object, least: int = OPEN) -> int:
+    """A size of a strategy file: 1 or more, or -1 where that is allowed."""
+    text = str(given)
+    if not text.removeprefix("-").isdecimal() or int(text) == 0 or int(text) < least:
+        raise UserError("strategy-file-not-supported", value=f"{key}: {text}")
+    return int(text)
 
 
 def _is_true(environ: Mapping[str, str], name: str) -> bool:

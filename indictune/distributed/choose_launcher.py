@@ -40,6 +40,13 @@ class Launcher:
         """The words that name the file to accelerate."""
         return ["--config_file", str(_shown(self.config_file))]
 
+    def options_of_machines(self) -> list[str]:
+        """Words of `accelerate launch` that the file leaves out, on each of several machines."""
+        content, words = content_of(self.config_file), self.file_option()
+        if content.get("num_processes") is None:
+            words += ["--num_processes", str(self.machines * self.processes)]
+        return words if content.get("main_process_ip") else [*words, "--main_process_ip", "HOST_OF_RANK_0"]
+
     def options(self) -> list[str]:
         """The words between `accelerate launch` and the script."""
         words = [*self.file_option(), "--num_processes", str(self.processes)]

@@ -15,8 +15,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from indictune.distributed.axes import read_axes
-from indictune.distributed.launch import is_one_node
+from indictune.distributed.launch import is_one_node, read_launch
 from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
@@ -92,7 +91,9 @@ class World:
             time.sleep(_LOOK_EVERY_S)
 
 
-def choose_world(environ: MutableMapping[str, str], rows: int, rows_at_once: int | None) -> World:
+def choose_world(
+    environ: MutableMapping[str, str], rows: int, rows_at_once: int | None, deepspeed: str | None = None
+) -> World:
     """Use as many processes as the global batch divides by, where torchrun may restart the run with other nodes.
 
     Sets `WORLD_SIZE` and `LOCAL_WORLD_SIZE` to what is used. If no number of processes divides it, all are used, and
@@ -102,11 +103,12 @@ def choose_world(environ: MutableMapping[str, str], rows: int, rows_at_once: int
         environ: of this process.
         rows: the global batch.
         rows_at_once: of a micro-batch; None if any number of processes can share the global batch.
+        deepspeed: `--deepspeed`.
     """
     started = int(environ.get("WORLD_SIZE", "1"))
     if not limit(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
-    sizes = ((size, _data_size(environ, size)) for size in range(started, 0, -1))
+    sizes = ((size, _data_size(environ, size, deepspeed)) for size in range(started, 0, -1))
     used = next((size for size, data in sizes if data and rows % (data * rows_at_once) == 0), started)
     first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
     here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
@@ -114,14 +116,13 @@ def choose_world(environ: MutableMapping[str, str], rows: int, rows_at_once: int
     return World(started, used)
 
 
-def _data_size(environ: Mapping[str, str], size: int) -> int | None:
-    """The groups of processes with their own rows among so many; None if the strategy file does not allow so many."""
-    is_fsdp = environ.get("ACCELERATE_USE_FSDP") == "true"
+def _data_size(environ: Mapping[str, str], size: int, deepspeed: str | None) -> int | None:
+    """The data-parallel ranks among so many processes; None if the strategy file does not allow so many."""
+    here = min(size, int(environ["LOCAL_WORLD_SIZE"]))
     try:
-        axes = read_axes(environ, {}, size, min(size, int(environ["LOCAL_WORLD_SIZE"])), is_fsdp)
+        return read_launch({**environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(here)}, deepspeed).data_size
     except UserError:
         return None
-    return size // axes.model_ranks
 
 
 def idle() -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
 from indictune.distributed import axes, deepspeed_config, fsdp_file
+from indictune.distributed.axes import splits_model
 from indictune.distributed.deepspeed_config import FileValue
 from indictune.distributed.engines import engine_of
 from indictune.distributed.launch import starts_one_of_several
@@ -58,7 +59,9 @@ def notes(plan: AnyPlan) -> list[str]:
     if plan.launch.deepspeed is not None and not engine_of(plan.launch.strategy).startswith("zero"):
         found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
     if plan.launch.axes.pipeline == 1 and "pipeline_schedule" in plan.recipe.values:
-        found.append("Ignoring --pipeline_schedule: the strategy file asks for no pipeline.")
+        found.append("Ignoring --pipeline_schedule: this run has no pipeline.")
+    if plan.launch.world_size == 1 and splits_model(plan.environ):
+        found.append("The strategy file splits the model, and there is one process. It has the whole model.")
     if plan.training.reduce_dtype != "float32" and plan.launch.data_size == 1:
         found.append(f"Ignoring --reduce_dtype {plan.training.reduce_dtype}: no gradients are summed over processes.")
     return found + ignored_values(plan)

@@ -59,7 +59,7 @@ def make_plan(
     if str(training.eval_strategy) == "steps" and not {"eval_steps", "logging_steps"} & given.keys():
         derived["eval_steps"] = DEFAULT_EVAL_STEPS
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
-    if training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
+    if plan.launch.is_known and training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
         with problems.collecting():
             steps = batch_size.accumulation_steps(rows, rows_at_once, plan.launch.data_size)
             derived["gradient_accumulation_steps"] = checked_accumulation(plan, steps, "--global_batch_size")

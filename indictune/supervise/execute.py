@@ -74,7 +74,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     training = unresolved(IndicTrainingArguments, recipe.values)
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     shares_rows = bool(replaceable) or training.max_tokens_per_device is not None
-    world = elastic.choose_world(os.environ, rows, None if shares_rows else rows_at_once)
+    fixed_rows = None if shares_rows else rows_at_once
+    world = elastic.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
     if elastic.limit(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))

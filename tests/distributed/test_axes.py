@@ -8,6 +8,7 @@ import pytest
 
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.axes import hand_over, read_axes, shown_axes
+from indictune.errors import UserError
 from tests.refusals import refused
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
@@ -53,6 +54,7 @@ def axes_of(
         (stages(2, 2), 8, Axes(pipeline=2, tensor=2)),
         (stages(2, -1), 16, Axes(pipeline=2, tensor=4)),
         (stages(2, 1, shards=True), 4, Axes(pipeline=2, is_sharded=True)),
+        (mesh(DP_REPLICATE=-1, TP=2), 8, Axes(tensor=2)),
     ],
 )
 def test_open_sizes_follow_from_the_number_of_processes(environ: dict[str, str], world_size: int, axes: Axes) -> None:
@@ -102,3 +104,22 @@ def test_accelerate_gets_the_sizes_of_fsdp_alone() -> None:
     environ = stages(2) | mesh(TP=2) | {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
     hand_over(Axes(pipeline=2), 4, environ)
     assert not {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & environ.keys()
+
+
+@pytest.mark.parametrize(
+    ("environ", "deepspeed", "key"),
+    [
+        (mesh(TP=0), {}, "parallelism_config_tp_size: 0"),
+        ({**mesh(TP=2), "PARALLELISM_CONFIG_TP_SIZE": "two"}, {}, "parallelism_config_tp_size: two"),
+        (stages(0), {}, "megatron_lm_pp_degree: 0"),
+        (stages(-2), {}, "megatron_lm_pp_degree: -2"),
+        ({}, {"tensor_parallel": {"autotp_size": "auto"}}, "tensor_parallel.autotp_size: auto"),
+        ({}, {"tensor_parallel": {"autotp_size": -1}}, "tensor_parallel.autotp_size: -1"),
+    ],
+)
+def test_a_size_that_is_no_number_of_processes_is_refused(
+    environ: dict[str, str], deepspeed: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(UserError, match="strategy-file-not-supported") as error:
+        axes_of(environ, 8, deepspeed=deepspeed)
+    assert key in str(error.value)

@@ -139,7 +139,7 @@ def test_models_and_flags_that_are_refused() -> None:
     assert found(BertConfig(), "ForSequenceClassification") == of_model
     assert found(BertConfig(), "ForSequenceClassification", context=1) == []
     assert found(Gemma2Config()) == of_model  # caps its scores
-    assert found(LlamaConfig(), attn_implementation="eager") == of_model
+    assert found(LlamaConfig(), attn_implementation="eager") == [("not-under-context", "--attn_implementation")]
     assert found(LlamaConfig(), torch_compile=True) == [("not-under-context", "--torch_compile")]
 
 

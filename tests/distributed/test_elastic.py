@@ -45,6 +45,7 @@ def test_whole_groups_of_ranks_train() -> None:
     """Two processes hold one model: of 7, three groups could train, and 16 rows divide by two."""
     tensor = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
     assert choose_world({**environment(0, 7), **tensor}, rows=16, rows_at_once=4) == World(7, 4)
+    assert choose_world(environment(0, 4), 16, 8, deepspeed="ds_configs/zero1_tp.json") == World(4, 4)
 
 
 def test_other_launches_keep_their_processes() -> None:

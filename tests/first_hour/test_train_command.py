@@ -186,7 +186,8 @@ def test_a_strategy_of_several_machines_names_the_line_for_each(
     for more in ([], ["--dry_run"]):
         message = refused(capsys, "train", *words, *more)
         assert message.endswith("[several-machines]\n")
-        assert "accelerate launch --config_file nodes.yaml --machine_rank 0 " in message
+        launch = "accelerate launch --config_file nodes.yaml --main_process_ip HOST_OF_RANK_0 --machine_rank 0 "
+        assert launch in message
         assert "train_sentiment.py" in message
         assert "--train_file tweets.csv" in message
 

@@ -51,8 +51,9 @@ def _of_model(plan: AnyPlan) -> list[Problem]:
     layers: int = config.num_hidden_layers
     ranks, chunks = plan.launch.axes.pipeline, chunks_of(plan.training.pipeline_schedule)
     if ranks * chunks > layers:
-        most = layers // chunks
-        return [problem("more-stages-than-layers", "--num_processes", ranks, chunks=chunks, layers=layers, most=most)]
+        needed, most = ranks * chunks, layers // chunks
+        code, flag = "more-stages-than-layers", "--num_processes"
+        return [problem(code, flag, ranks, chunks=chunks, needed=needed, layers=layers, most=most)]
     return []
 
 

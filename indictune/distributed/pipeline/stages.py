@@ -54,7 +54,7 @@ class Exit(Elsewhere):
 
 
 class Body(nn.Module):
-    """The base model as a function that gives on the states of a stage: FSDP2 gathers weights for what it gives."""
+    """The base model as a function that returns the states of a stage. FSDP2 gathers weights for what it returns."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
