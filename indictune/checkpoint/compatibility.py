@@ -100,9 +100,11 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
         if _fits_no_other(name, was, is_now, before)
     ]
     optim = None if "optim" in [each.flag[2:] for each in found] else before.get("optim")
-    lost = resume_rules.not_carried_over(manifest.strategy, manifest.world_size, launch, optim)
+    parts = resume_rules.parts_of_matrices(manifest.files)
+    lost = resume_rules.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
     if lost is not None:
-        names = {"before": _launch_name(manifest), "now": f"{launch.strategy} x {launch.world_size}"}
+        now_parts = 1 if launch.deepspeed is None else launch.axes.tensor
+        names = {"before": _launch_name(manifest, parts), "now": _launch_name(launch, now_parts)}
         found.append(problem("resume-other-strategy", "--resume_from_checkpoint", checkpoint, states=lost, **names))
     found += other_model(checkpoint, now.get("model_name_or_path"), model)
     if found:
@@ -129,8 +131,7 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):
         drawn = "" if (manifest.world_size, manifest.axes) == sizes else " Dropout draws other numbers."
-        new = f"{launch.strategy} x {launch.world_size}"
-        found.append(f"{name} was written by {_launch_name(manifest)}, and {new} resumes it.{drawn}")
+        found.append(f"{name} was written by {_launch_name(manifest)}, and {_launch_name(launch)} resumes it.{drawn}")
     kept = {flag: differing.pop(flag) for flag in _KEPT if flag in differing}
     if differing:
         found.append(f"{name} was written with other settings: {_listed(differing)}. The new ones count from here on.")
@@ -149,8 +150,8 @@ def _listed(differing: Mapping[str, tuple[Any, Any]], dashes: str = "--") -> str
     return "; ".join(f"{dashes}{name} {_shown(*both)}, now {_shown(*both[::-1])}" for name, both in differing.items())
 
 
-def _launch_name(manifest: Manifest) -> str:
-    return f"{manifest.strategy} x {manifest.world_size}"
+def _launch_name(of: Manifest | Launch, parts: int = 1) -> str:
+    return f"{of.strategy} x {of.world_size}" + (f" with autotp_size {parts}" if parts > 1 else "")
 
 
 def _comparable(value: Any) -> Any:

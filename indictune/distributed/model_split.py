@@ -16,7 +16,8 @@ from transformers import Trainer, TrainingArguments
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed.sharding import repeated_blocks
-from indictune.distributed.tensor_parallel import split_matrices
+from indictune.distributed.tensor_parallel import own_model, split_matrices
+from indictune.distributed.tensor_plans import plan_of, specs_of_deepspeed
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pipeline", "replicas", "shards", "tensor"
 
@@ -25,9 +26,15 @@ def split(model: nn.Module, launch: Launch, args: TrainingArguments) -> DeviceMe
     """Split a model that was loaded whole, before a Trainer has it. All ranks must call it.
 
     Returns:
-        The mesh of the run, by axis; None if only the batch is split, or another library splits the model.
+        The mesh of the run, by axis; None if only the batch is split, or DeepSpeed splits the model, by our plan.
     """
-    if launch.axes.tensor == 1 or launch.deepspeed is not None:
+    if launch.axes.tensor == 1:
+        return None
+    if launch.deepspeed is not None:
+        args.hf_deepspeed_config.config["tensor_parallel"]["partition_config"] = {
+            "use_default_specs": False,
+            "layer_specs": specs_of_deepspeed(plan_of(own_model(model))),
+        }
         return None
     axes = launch.axes
     sizes = (axes.pipeline, axes.replicas, launch.data_size // axes.replicas, axes.tensor)

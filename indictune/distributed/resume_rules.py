@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from indictune.config.plan import Launch
 from indictune.distributed.engines import engine_of
 
@@ -13,21 +16,33 @@ _INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2", "tp"})
 FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?|pipeline_schedule"
 
 
-def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
-    """Whether `launch` can load weights and optimizer states that `world_size` processes of `strategy` wrote."""
+# The files of a checkpoint in which DeepSpeed (0.19.8) keeps the parts of matrices, one for each rank of a group.
+_PART = re.compile(r"mp_rank_(\d+)_model_states")
+
+
+def parts_of_matrices(files: Iterable[str]) -> int:
+    """Into how many parts DeepSpeed split the matrices of a checkpoint, by the names of its files; 1 if it did not."""
+    found = [int(part[1]) for part in map(_PART.search, files) if part]
+    return max(found, default=0) + 1
+
+
+def can_resume(strategy: str, world_size: int, launch: Launch, parts: int = 1) -> bool:
+    """Whether `launch` can load weights and optimizer states that `world_size` processes of `strategy` wrote.
+
+    `parts` is `parts_of_matrices` of the checkpoint.
+    """
     family = engine_of(strategy)
     if {family, engine_of(launch.strategy)} <= _INTERCHANGEABLE:
         return True
-    is_split, was_split = (each.endswith("_tp") for each in (launch.strategy, strategy))  # by DeepSpeed
-    return (family, world_size, was_split) == (engine_of(launch.strategy), launch.world_size, is_split)
+    return (family, world_size, parts) == (engine_of(launch.strategy), launch.world_size, launch.axes.tensor)
 
 
-def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None) -> str | None:
+def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None, parts: int = 1) -> str | None:
     """The states that `launch` cannot take over, as for `can_resume`; None where it takes all.
 
     `optim` is the `--optim` that wrote them; None if it is not known.
     """
-    if not can_resume(strategy, world_size, launch):
+    if not can_resume(strategy, world_size, launch, parts):
         return "ZeRO's states"
     families = {engine_of(strategy), engine_of(launch.strategy)}
     is_split_anew = bool(families & {"fsdp2", "tp"}) and len(families) > 1

@@ -26,9 +26,14 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
         model: whole on each rank, or an adapter on such a model; changed in place.
         mesh: the tensor axis.
     """
-    own = cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
+    own = own_model(model)
     apply_tensor_parallelism(own, mesh, styles_of(own))
     own.tie_weights()
+
+
+def own_model(model: nn.Module) -> PreTrainedModel:
+    """The model that an adapter may wrap."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def styles_of(model: PreTrainedModel) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -43,9 +44,9 @@ _OF_ENCODERS: dict[str, Plan] = {
 }
 # Others are refused. `replicated_with_grad_allreduce` (5.23) sums a gradient again with each micro-batch.
 _COMPARED = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input")
-# Those that DeepSpeed's AutoTP can split (0.19.8). ModernBERT's `Wqkv` fails by its shape. The loss that TRL (1.16)
-# computes of LLaMA is one over a rank's part of the vocabulary: on two ranks it is lower by ln 2.
-_OF_DEEPSPEED = ("bert", "roberta", "xlm-roberta", "albert")
+# How DeepSpeed's AutoTP (0.19.8, `partition_config`) names a style.
+_OF_DEEPSPEED = {"colwise": "column", "rowwise": "row", "rowwise_split_input": "row"}
+_MATRICES_IN = {"Wqkv": 3, "Wi": 2}  # each of them is split
 _SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -57,6 +58,22 @@ def plan_of(model: PreTrainedModel) -> Plan:
     return {f"{model.base_model_prefix}.{name}": style for name, style in ours.items()}
 
 
+def specs_of_deepspeed(plan: Plan) -> list[dict[str, Any]]:
+    """A plan as AutoTP's `layer_specs`. What it leaves out stays whole on each rank.
+
+    That is the output layer of LLaMA too. TRL (1.16) reads its weight to compute the loss: over half of the vocabulary
+    the loss is lower by ln 2.
+    """
+    found = list[dict[str, Any]]()
+    for name, style in plan.items():
+        pattern = rf".*\b{re.escape(name)}\.weight$".replace(r"\*", r"\d+")
+        if style in _OF_DEEPSPEED:
+            found.append({"patterns": [pattern], "partition_type": _OF_DEEPSPEED[style]})
+        elif packed := _MATRICES_IN.get(name.rpartition(".")[2]):
+            found.append({"patterns": [pattern], "partition_type": "column", "shape": [packed, -1]})
+    return found
+
+
 def check_split(plan: AnyPlan) -> list[Problem]:
     """Refuse tensor parallelism of a model or method that it cannot split."""
     config, size = plan.model_config, plan.launch.axes.tensor
@@ -64,9 +81,9 @@ def check_split(plan: AnyPlan) -> list[Problem]:
         return []
     model, found = plan.model, list[Problem]()
     is_deepspeed = plan.launch.deepspeed is not None
-    if reason := _obstacle_of_deepspeed(config) if is_deepspeed else _obstacle(config):
+    if reason := _obstacle(config, is_deepspeed):
         found.append(problem("no-tensor-plan", "--model_name_or_path", model.model_name_or_path, reason=reason))
-    elif (largest := math.gcd(*(sizes := _sizes(config)).values())) % size:
+    elif (largest := math.gcd(*(sizes := _sizes(config, is_deepspeed)).values())) % size:
         possible = [str(each) for each in range(1, largest + 1) if largest % each == 0]
         listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
         details: dict[str, Any] = {"size": size, "sizes": listed, "possible": ", ".join(possible)}
@@ -76,6 +93,7 @@ def check_split(plan: AnyPlan) -> list[Problem]:
         # Here some weights are split and others are not.
         found.append(problem("fp16-under-tensor", "--fp16", "true", strategy=plan.launch.strategy))
     refused = {
+        # AutoTP (0.19.8) does not look into a layer with an adapter.
         "--method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
         "--use_dora": model.use_dora,
     }
@@ -87,7 +105,7 @@ def check_split(plan: AnyPlan) -> list[Problem]:
     return found
 
 
-def _obstacle(config: PreTrainedConfig) -> str | None:
+def _obstacle(config: PreTrainedConfig, is_deepspeed: bool) -> str | None:
     """Why a model cannot be split; None if it can."""
     if config.to_dict().get("quantization_config"):
         return "its weights are quantised"
@@ -96,23 +114,15 @@ def _obstacle(config: PreTrainedConfig) -> str | None:
     styles = set((config.get_text_config().base_model_tp_plan or {}).values())
     if not styles:
         return f"no plan says how to split models of type {config.model_type}"
-    if others := sorted(styles.difference(_COMPARED)):
+    if others := sorted(styles.difference(("colwise", "rowwise") if is_deepspeed else _COMPARED)):
         return f"no test compares the plan of {config.model_type} with one process ({', '.join(others)})"
     return None
 
 
-def _obstacle_of_deepspeed(config: PreTrainedConfig) -> str | None:
-    """As `_obstacle`, for DeepSpeed's own splitting."""
-    if config.model_type in _OF_DEEPSPEED:
-        return None
-    return (
-        f"DeepSpeed splits {', '.join(_OF_DEEPSPEED)}, and {config.model_type} is split by accelerate_configs/tp.yaml"
-    )
-
-
-def _sizes(config: PreTrainedConfig) -> dict[str, int]:
+def _sizes(config: PreTrainedConfig, is_deepspeed: bool) -> dict[str, int]:
     """What is split into parts of equal size."""
     of_text = config.get_text_config()
-    names = _SPLIT_SIZES if config.model_type in _OF_ENCODERS else (*_SPLIT_SIZES, "vocab_size")
+    is_head_whole = is_deepspeed or config.model_type in _OF_ENCODERS
+    names = _SPLIT_SIZES if is_head_whole else (*_SPLIT_SIZES, "vocab_size")
     values = {name: of_text.to_dict().get(name) for name in names}
     return {name: int(value) for name, value in values.items() if value is not None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from indictune.config.plan import Launch
-from indictune.distributed.resume_rules import can_resume
+from indictune.config.plan import Axes, Launch
+from indictune.distributed.resume_rules import can_resume, parts_of_matrices
 
 
 @pytest.mark.parametrize("before", ["single", "ddp", "fsdp2", "hsdp", "tp"])
@@ -27,8 +27,23 @@ def test_zeros_states_stay_with_as_many_processes_of_the_same_stage(stage: str) 
         assert not can_resume(other, 2, Launch(stage, 2))
 
 
-def test_zeros_states_of_split_matrices_are_not_those_of_whole_ones() -> None:
-    assert can_resume("zero1_tp", 2, Launch("zero1_tp", 2))
-    assert not can_resume("zero1", 2, Launch("zero1_tp", 2))
-    assert not can_resume("zero1_tp", 2, Launch("zero1", 2))
-    assert not can_resume("zero1_tp", 2, Launch("zero2_tp", 2))
+def of_pairs(strategy: str, tensor: int = 2) -> Launch:
+    """Four processes of which some share a matrix."""
+    return Launch(strategy, 4, axes=Axes(tensor=tensor))
+
+
+def test_zeros_states_of_split_matrices_need_the_same_parts() -> None:
+    assert can_resume("zero1_tp", 4, of_pairs("zero1_tp"), parts=2)
+    assert not can_resume("zero1_tp", 4, of_pairs("zero1_tp", tensor=4), parts=2)
+    assert not can_resume("zero1", 4, of_pairs("zero1_tp"))
+    assert not can_resume("zero1_tp", 4, Launch("zero1", 4), parts=2)
+    assert not can_resume("zero1_tp", 4, of_pairs("zero2_tp"), parts=2)
+    assert not can_resume("zero1_tp", 4, Launch("single"), parts=2)
+    assert not can_resume("single", 1, of_pairs("zero1_tp"))
+
+
+def test_the_parts_of_a_checkpoint_are_read_from_its_files() -> None:
+    states = [f"global_step4/mp_rank_0{part}_model_states.pt" for part in range(4)]
+    assert parts_of_matrices([*states, "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"]) == 4
+    assert parts_of_matrices(states[:1]) == 1
+    assert parts_of_matrices(["model.safetensors", "optimizer.pt"]) == 1

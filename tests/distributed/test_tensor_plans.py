@@ -13,6 +13,7 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     ModernBertConfig,
+    Phi3Config,
     PreTrainedConfig,
     XLMRobertaConfig,
 )
@@ -75,9 +76,15 @@ def test_a_model_without_a_known_plan_is_refused_with_the_reason(config: PreTrai
     ("config", "method", "found"),
     [
         (BertConfig(), "full", []),
-        (BertConfig(), "lora", [("not-under-tensor", "--method")]),
-        (ModernBertConfig(), "full", [("no-tensor-plan", "--model_name_or_path")]),
-        (LlamaConfig(), "full", [("no-tensor-plan", "--model_name_or_path")]),
+        (ModernBertConfig(), "full", []),
+        (LlamaConfig(vocab_size=32001), "full", []),  # each rank has the output layer
+        (LlamaConfig(), "lora", [("not-under-tensor", "--method")]),
+        (Phi3Config(), "full", [("no-tensor-plan", "--model_name_or_path")]),
+        (
+            BertConfig(num_attention_heads=3, hidden_size=96),
+            "full",
+            [("tensor-does-not-divide", "--model_name_or_path")],
+        ),
     ],
 )
 def test_what_deepspeed_cannot_split_is_refused(
