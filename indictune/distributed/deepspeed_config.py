@@ -68,6 +68,8 @@ _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
 # Keys that split a row over ranks, with the values that do not.
 _SPLIT_ROWS = {"sequence_parallel_size": (1,)}
 _SPLIT_MATRICES = {"tensor_parallel.autotp_size": (0, 1)}  # ZeRO-3 would split their parts again
+# How AutoTP splits; `model_split` says it.
+_PLANS_OF_MATRICES = ("partition_config", "preset_model", "vocab_parallel_lm_head")
 
 
 class FileValue(NamedTuple):
@@ -116,6 +118,9 @@ def unusable(config: Mapping[str, Any], fp16: bool) -> list[tuple[str, Any, str]
         found.append((_SUMS, config[_SUMS], "--reduce_dtype counts"))
     gathers = [(f"zero_optimization.{name}", _look_up(config, f"zero_optimization.{name}")) for name in _GATHERS]
     found += [(key, value, IS_SAVED_WHOLE) for key, value in gathers if value is False and _is_stage_3(config)]
+    if _splits_matrices(config):
+        plans = [f"tensor_parallel.{name}" for name in _PLANS_OF_MATRICES if config["tensor_parallel"].get(name)]
+        found += [(key, _look_up(config, key), "the plan of the model's type counts") for key in plans]
     return [*found, *(each for block in _BLOCKS for each in _without_flag(config, block))]
 
 
@@ -157,6 +162,8 @@ def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
         changed["zero_optimization"] = {**zero, _GATHER: True}
     elif _splits_matrices(changed):
         changed["zero_optimization"] = {**changed["zero_optimization"], _GATHER: True}
+        block = changed["tensor_parallel"]
+        changed["tensor_parallel"] = {name: value for name, value in block.items() if name not in _PLANS_OF_MATRICES}
     return changed
 
 

@@ -160,3 +160,16 @@ def test_a_model_whose_matrices_are_split_is_saved_whole() -> None:
     config = {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}}
     whole = {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}
     assert left_to_flags(config)["zero_optimization"] == whole
+
+
+def test_the_plan_of_the_models_type_replaces_that_of_the_file() -> None:
+    block = {
+        "autotp_size": 2,
+        "vocab_parallel_lm_head": True,
+        "preset_model": "llama",
+        "partition_config": {"layer": 1},
+    }
+    config = {"tensor_parallel": block, "zero_optimization": {"stage": 1}}
+    assert left_to_flags(config)["tensor_parallel"] == {"autotp_size": 2}
+    names = ("partition_config", "preset_model", "vocab_parallel_lm_head")
+    assert [key for key, _, _ in unusable(config, fp16=False)] == [f"tensor_parallel.{name}" for name in names]

@@ -12,6 +12,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from deepspeed.comm.torch import TorchBackend
+from deepspeed.module_inject.auto_tp import AutoTP
+from deepspeed.module_inject.autotp_config import AutoTPConfig, TPLayerSpec
+from deepspeed.module_inject.layers import LinearLayer
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
@@ -240,3 +244,17 @@ def test_the_best_checkpoint_is_known_under_fsdp2(job: Path, tmp_path: Path) -> 
     state = (run.folder / "checkpoint-4" / "trainer_state.json").read_text(encoding="utf-8")
     assert '"best_model_checkpoint": "' in state
     assert run.metrics["eval"]["num_examples"] == 53
+
+
+def test_autotp_does_not_look_into_a_layer_with_an_adapter() -> None:
+    """DeepSpeed 0.19.8; see `tensor_plans.check_split`."""
+    small = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = get_peft_model(LlamaForCausalLM(LlamaConfig(**small, intermediate_size=8)), LoraConfig(r=2))
+    spec = TPLayerSpec([r".*\.q_proj\.base_layer\.weight$", r".*\.k_proj\.weight$"])
+    plan = AutoTPConfig(layer_specs=[spec], use_default_specs=False)
+    autotp = AutoTP(model, (), "", None, (nn.Linear, nn.Embedding), None, partition_config=plan, training_mode=True)
+    autotp.set_tensor_parallel_config(1, None)
+    autotp.update_linear_policies()
+    autotp._replace_module(model)
+    split = [name for name, each in model.named_modules() if isinstance(each, LinearLayer)]
+    assert [name.rpartition("self_attn.")[2] for name in split] == ["k_proj"]
