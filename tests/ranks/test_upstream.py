@@ -248,7 +248,7 @@ def test_the_best_checkpoint_is_known_under_fsdp2(job: Path, tmp_path: Path) -> 
 
 def test_autotp_does_not_look_into_a_layer_with_an_adapter() -> None:
     """DeepSpeed 0.19.8; see `tensor_plans.check_split`."""
-    small = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = get_peft_model(LlamaForCausalLM(LlamaConfig(**small, intermediate_size=8)), LoraConfig(r=2))
     spec = TPLayerSpec([r".*\.q_proj\.base_layer\.weight$", r".*\.k_proj\.weight$"])
     plan = AutoTPConfig(layer_specs=[spec], use_default_specs=False)
