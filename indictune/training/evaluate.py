@@ -18,7 +18,7 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, unresolved
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.trained_recipe import configuration_of
-from indictune.distributed import sharding
+from indictune.distributed import model_split, sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file
 from indictune.models.load import Model, check_vocabulary, load_tokenizer
@@ -144,6 +144,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = _trainer(model, args, dataset, tokenizer, objective, plan.launch)
+    model_split.prepare(trainer, trainer.mesh)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, dataset, asked.test_file)
 
