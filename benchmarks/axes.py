@@ -2,8 +2,9 @@
 
     python -m benchmarks.axes [strategies]
 
-Runs train a small BERT in fp32 on rows of one length, so that each step sends as much as the others. The kernel counts
-bytes that are sent. Those kept are of parameters, gradients and states at the optimizer's last step.
+Runs train a small BERT in fp32 on rows of one length, so that each step sends as much as the others; for the context
+axis a small LLaMA, whose rows are longer. The kernel counts bytes that are sent. Those kept are of parameters,
+gradients and states at the optimizer's last step.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from indictune.console_text import table
 from indictune.distributed.planning.held import PARTS
 from indictune.distributed.planning.kept_bytes import Kept, Types, kept_bytes
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.planning.sent_bytes import Sizes, bubble, layer_sums, passed_on, summed
+from indictune.distributed.planning.sent_bytes import Sizes, bubble, keys_passed, layer_sums, passed_on, summed
 from indictune.distributed.planning.step_time import SUMS
 from indictune.distributed.planning.widths import Widths
 from indictune.models.builtin import resolve
 from indictune.models.parameter_counts import meta_model
 
-ROWS, TOKENS = 16, 32  # of a step, and of a row
+ROWS, TOKENS, TOKENS_OF_CHAT = 16, 32, 512  # of a step, and of a row
 MICRO_BATCHES = 4
 TEXT = "यह बहुत अच्छा है और मुझे पसंद आया " * 8  # more than 32 tokens
+LLAMA = ("--model_name_or_path", "builtin:tiny-indic-llama", "--max_length", str(TOKENS_OF_CHAT))
 FP32 = ("float32", "float32")
 
 
@@ -53,6 +55,11 @@ class Case:
     data: str
 
     @property
+    def is_chat(self) -> bool:
+        """Whether a LLaMA is trained: classifiers have no context axis."""
+        return self.sizes.context > 1
+
+    @property
     def has_master_copies(self) -> bool:
         """Whether DeepSpeed updates copies of the weights."""
         return self.data.startswith("zero")
@@ -66,21 +73,23 @@ class Case:
     def sent_bytes(self, count: Count) -> float:
         """Bytes that the first rank should send in a step, over gloo."""
         sizes, own = self.sizes, self._of_rank(count)
-        tokens = ROWS * TOKENS // MICRO_BATCHES // sizes.data
-        shape = Widths(count.layers, count.hidden, 4 * count.hidden, 1, count.hidden, is_gated=False)
+        tokens = ROWS * (TOKENS_OF_CHAT if self.is_chat else TOKENS) // MICRO_BATCHES // sizes.data
+        shape = Widths(count.layers, count.hidden, 4 * count.hidden, 1, count.key_values, is_gated=False)
         ranks = sizes.shards if sizes.split == "weights" else sizes.data
         of_data = expected_bytes(self.data, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
         of_copies = summed(4 * own.elements / ranks, sizes.replicas)
         messages = passed_on(shape, sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
         sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS)
-        return of_data + of_copies + MICRO_BATCHES * (messages + sums)
+        keys = keys_passed(shape, sizes, tokens, value_bytes=4, recomputes=True, gpu=False)
+        return of_data + of_copies + MICRO_BATCHES * (messages + sums + keys)
 
     def kept_bytes(self) -> Kept:
         """Bytes that the first rank should keep at the optimizer's step, as `indictune.distributed.planning` says."""
         sizes, fp32 = self.sizes, Types(trained=4, frozen=4, gradient=4, state=8, computed=4)
         axes = Axes(sizes.pipeline, sizes.tensor, sizes.context, sizes.replicas, is_sharded=self.data == "fsdp2")
-        config = AutoConfig.from_pretrained(resolve("builtin:tiny-indic-bert"), num_labels=2)
-        weights = ModelWeights(meta_model(ModelArguments(), config, "ForSequenceClassification"))
+        model, head = ("llama", "ForCausalLM") if self.is_chat else ("bert", "ForSequenceClassification")
+        config = AutoConfig.from_pretrained(resolve(f"builtin:tiny-indic-{model}"), num_labels=2)
+        weights = ModelWeights(meta_model(ModelArguments(), config, head))
         launch = Launch(self.strategy, sizes.world, sizes.world, axes=axes)
         return kept_bytes(weights.of_stages(axes)[0], launch, fp32, at_step=True)
 
@@ -106,14 +115,17 @@ CASES = (
     Case("hsdp", Sizes(data=4, replicas=2, split="weights"), "fsdp2"),
     Case("zero1_tp", Sizes(data=2, tensor=2, split="states"), "zero1"),
     Case("zero2_tp", Sizes(data=2, tensor=2, split="gradients"), "zero2"),
+    Case("fsdp2_cp", Sizes(context=2, split="weights"), "fsdp2"),
     Case("3d", Sizes(data=2, pipeline=2, tensor=2), "ddp"),
 )
 
 
-def write_rows(folder: Path) -> Path:
+def write_rows(folder: Path, is_chat: bool) -> Path:
     """Rows of one length, in tokens."""
     path = folder / "rows.jsonl"
     rows = [{"text": TEXT, "label": ("negative", "positive")[number % 2]} for number in range(160)]
+    if is_chat:
+        rows = [{"prompt": "?", "completion": TEXT * 16}] * 160
     path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
     return path
 
@@ -123,11 +135,17 @@ def measure(case: Case) -> dict[str, Any]:
     rows = ROWS // MICRO_BATCHES // case.sizes.data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        flags = (*in_types(*FP32), "--per_device_train_batch_size", str(rows), "--active_vocabulary", "off")
-        flags += ("--logging_steps", "1")
-        files = ("--train_file", str(write_rows(folder)), "--validation_split", "0")
+        flags = (*in_types(*FP32), "--per_device_train_batch_size", str(rows), "--logging_steps", "1")
+        flags += LLAMA if case.is_chat else ("--active_vocabulary", "off")
+        files = ("--train_file", str(write_rows(folder, case.is_chat)), "--validation_split", "0")
         counts = count_bytes(
-            case.strategy, folder, *flags, ranks=case.sizes.world, rows=files, options=case.launcher_options
+            case.strategy,
+            folder,
+            *flags,
+            ranks=case.sizes.world,
+            rows=files,
+            options=case.launcher_options,
+            task="llama" if case.is_chat else "sentiment",
         )
         count = counts[0]
         idle = _idle_share(folder / "run")

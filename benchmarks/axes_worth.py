@@ -21,8 +21,12 @@ Estimate = tuple[Memory, Step]
 
 
 def estimates(job: Job, machine: Machine) -> dict[str, Estimate]:
-    """Of all strategies but those that would have less than a row for some processes."""
-    possible = {name: launch for name, launch in layouts(machine).items() if job.rows % launch.data_size == 0}
+    """Of all strategies but those that would have less than a row for some processes, or split a classifier's rows."""
+    possible = {
+        name: launch
+        for name, launch in layouts(machine).items()
+        if job.rows % launch.data_size == 0 and (launch.axes.context == 1 or job.plan.head == "ForCausalLM")
+    }
     return {name: estimate(job, launch, machine) for name, launch in possible.items()}
 
 

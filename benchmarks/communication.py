@@ -54,6 +54,7 @@ class Count:
         kept: bytes of its `parameters`, `gradients` and `optimizer_states` before the optimizer's last step.
         layers: of the whole model.
         hidden: values of a token between them.
+        key_values: values of a token's keys in a layer.
     """
 
     bytes_of_steps: list[int]
@@ -63,6 +64,7 @@ class Count:
     kept: dict[str, int]
     layers: int
     hidden: int
+    key_values: int
 
     @property
     def sent(self) -> float:
@@ -118,6 +120,7 @@ def count_bytes(
     as_trainer: bool = False,
     rows: tuple[str, ...] = TWEETS,
     options: tuple[str, ...] = (),
+    task: str = "sentiment",
 ) -> list[Count]:
     """Train a small job; return the count of each rank.
 
@@ -129,12 +132,13 @@ def count_bytes(
         as_trainer: with the communication settings of transformers' Trainer.
         rows: flags that name them.
         options: of the launcher.
+        task: `sentiment` or `llama`.
 
     Raises:
         RuntimeError: the run failed.
     """
     run = ("--module", "benchmarks.counted_run", *JOB, *rows, *flags, "--output_dir", str(folder / "run"))
-    variables = {"COUNTS": str(folder), "AS_TRAINER": "yes" if as_trainer else ""}
+    variables = {"COUNTS": str(folder), "AS_TRAINER": "yes" if as_trainer else "", "TASK": task}
     result = start([*accelerate(strategy, ranks), *options, *run], variables, timeout_s=900, anew=True)
     if result.returncode != 0:
         raise RuntimeError(f"{strategy}, {flags}:\n{result.stdout}\n{result.stderr}")
@@ -152,6 +156,7 @@ def _read(path: Path) -> Count:
         kept=noted["kept"],
         layers=noted["layers"],
         hidden=noted["hidden"],
+        key_values=noted["key_values"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Run scripts/train_sentiment.py on one rank, and count the bytes that it sends in each step, and those that it keeps.
+"""Run scripts/train_$TASK.py on one rank, and count the bytes that it sends in each step, and those that it keeps.
 
 `benchmarks/communication.py`, `benchmarks/axes.py` and `benchmarks/plan.py` start it. It writes
 `$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,13 +19,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.distributed.planning.held import PARTS, held_bytes
+from indictune.distributed.planning.widths import widths_of
 from indictune.distributed.sharding import full_shapes
 from indictune.supervise.execute import execute
+from indictune.tasks.chat import Chat
+from indictune.tasks.classification import Classification
 from indictune.training import exact_trainer
-from scripts import train_sentiment
 
 
 class CountBytes(TrainerCallback):
@@ -55,9 +57,10 @@ class CountBytes(TrainerCallback):
     ) -> None:
         config = others["model"].config
         noted = {"bytes": self.bytes, "kept": self.kept, "parameters": parameters(others["model"])}
-        noted |= {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
+        widths = widths_of(config)
+        sizes = {"layers": widths.layers, "hidden": widths.hidden, "key_values": widths.key_values}
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
-        path.write_text(json.dumps(noted), encoding="utf-8")
+        path.write_text(json.dumps(noted | sizes), encoding="utf-8")
 
 
 def written_bytes() -> int:
@@ -67,9 +70,13 @@ def written_bytes() -> int:
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:
-    """`name` and whole `shape` of trained parameters, and whether they are `in_a_unit` of FSDP2 below the root."""
+    """`name` and whole `shape` of trained parameters, and whether they are `in_a_unit` that is gathered twice.
+
+    FSDP2 (torch 2.13) does not free the root between the passes, nor a LLaMA's head, which accelerate wraps.
+    """
     units = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
-    inside = {id(parameter) for unit in units for parameter in unit.parameters()}
+    groups = [each for unit in units for each in unit._get_fsdp_state()._fsdp_param_groups]
+    inside = {id(each.sharded_param) for group in groups if group._reshard_after_forward for each in group.fsdp_params}
     sizes = full_shapes(model)
     return [
         {"name": name, "shape": sizes[name], "in_a_unit": id(parameter) in inside}
@@ -80,7 +87,9 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Run the script with the callback `CountBytes`."""
-    train = vars(train_sentiment)["train"]
+    task = os.environ.get("TASK", "sentiment")
+    script = importlib.import_module(f"scripts.train_{task}")
+    train = vars(script)["train"]
 
     def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())
@@ -88,9 +97,9 @@ def main() -> int:
 
     if os.environ.get("AS_TRAINER"):
         setattr(exact_trainer, "set_up_communication", lambda *_: None)  # noqa: B010
-    setattr(train_sentiment, "train", count_and_train)  # noqa: B010
-    arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
-    return execute(train_sentiment.main, read_recipe(sys.argv[1:], arguments))
+    setattr(script, "train", count_and_train)  # noqa: B010
+    arguments = Chat.arguments() if task == "llama" else Classification.arguments()
+    return execute(vars(script)["main"], read_recipe(sys.argv[1:], arguments))
 
 
 if __name__ == "__main__":

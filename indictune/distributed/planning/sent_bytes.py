@@ -95,14 +95,18 @@ def bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
-def keys_passed(shape: Widths, sizes: Sizes, tokens: float, value_bytes: int) -> float:
+def keys_passed(
+    shape: Widths, sizes: Sizes, tokens: float, value_bytes: int, recomputes: bool, gpu: bool = True
+) -> float:
     """Bytes that a rank sends for a micro-batch whose rows the context axis splits; `tokens` are those of all parts.
 
-    Each rank needs the keys and values of all others, in the forward pass and again in the backward pass, which also
-    returns their gradients (Liu et al. 2023, Ring Attention, section 3): 3 times keys and values of each layer.
+    In each layer, each rank gathers the keys and values of all others in the forward pass, and scatters sums of their
+    gradients in the backward pass (Grattafiori et al. 2024, The Llama 3 Herd of Models, section 3.3.2). Activation
+    checkpointing computes the forward pass again. On GPUs these are 2 or 3 times the same bytes.
     """
     both = 2 * tokens * shape.key_values * value_bytes
-    return 3 * shape.layers / sizes.pipeline * gathered(both, sizes.context)
+    gathers = (2 if recomputes else 1) * gathered(both, sizes.context)
+    return shape.layers / sizes.pipeline * (gathers + scattered(both, sizes.context, gpu))
 
 
 def data_bytes(gradients: float, weights: float, sizes: Sizes, micro_batches: int, gathers: int = 2) -> float:

@@ -89,7 +89,7 @@ def estimate_step(
     inner = sizes.tensor * sizes.context
     heaviest = max(memory.stages, key=lambda some: sum(each.numel for each in some))
     sums = micro_batches * sent.layer_sums(widths, sizes, own, value, sums_of(plan))
-    keys = micro_batches * sent.keys_passed(widths, sizes, at_once, value) / sizes.tensor
+    keys = micro_batches * sent.keys_passed(widths, sizes, at_once, value, _recomputes(plan)) / sizes.tensor
     chunks = chunks_of(plan.training.pipeline_schedule)
     passed = micro_batches * sent.passed_on(widths, sizes, own, value, chunks)
     data = _data_bytes(heaviest, memory, sizes, micro_batches)

@@ -53,8 +53,10 @@ def test_a_stage_passes_states_and_their_gradients() -> None:
     assert passed_on(LLAMA_8B, Sizes(), tokens=10, value_bytes=2) == 0
 
 
-def test_the_context_axis_passes_keys_and_values_three_times() -> None:
-    assert keys_passed(LLAMA_8B, Sizes(context=4), tokens=10, value_bytes=2) == 3 * 32 * (2 * 10 * 1024 * 2) * 3 / 4
+@pytest.mark.parametrize(("recomputes", "gpu", "times"), [(False, True, 2), (True, True, 3), (True, False, 4)])
+def test_the_context_axis_passes_keys_and_values(recomputes: bool, gpu: bool, times: int) -> None:
+    found = keys_passed(LLAMA_8B, Sizes(context=4), tokens=10, value_bytes=2, recomputes=recomputes, gpu=gpu)
+    assert found == times * 32 * (2 * 10 * 1024 * 2) * 3 / 4
 
 
 def test_the_data_axis_by_what_it_splits() -> None:
