@@ -25,8 +25,8 @@ verbs:
               --config R.yaml [the run's flags]
   inspect     show rows as the model sees them, with the learned tokens marked
               FILE [--show_mask N] [the run's flags]
-  plan        rank the strategy files for a run by memory and time, before it starts
-              RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME --gpu_memory 80GB]
+  plan        rank the strategy files for a run by memory and time
+              RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
   evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D]
   predict     label texts

@@ -56,7 +56,9 @@ def share(folder: Path, args: TrainingArguments, group: ProcessGroup | None) -> 
 
 
 def commit(unfinished: Unfinished, args: TrainingArguments) -> Path:
-    """Give a checkpoint its name in `--output_dir`, on every disk, once it is settled. All ranks must call it.
+    """Give a checkpoint its name in `--output_dir`, on every disk, once it is settled.
+
+    All ranks must call it, and wait for each other afterwards: a rank that is lost then is no error of the disk.
 
     Returns:
         Its folder. The one around the unfinished folder is removed.
@@ -72,5 +74,4 @@ def commit(unfinished: Unfinished, args: TrainingArguments) -> Path:
     if args.should_save:
         store.give_name(unfinished.folder, last)
         shutil.rmtree(unfinished.folder.parent, ignore_errors=True)
-    collectives.barrier()
     return last

@@ -169,6 +169,7 @@ class Checkpoints:
             return
         with self._reporting_disk_errors(unfinished.manifest.step):
             last = commit.commit(unfinished, self.args)
+        collectives.barrier()
         if self.args.should_save:
             self._rotate(last, unfinished.manifest.planned)
         if self.snapshots is not None:

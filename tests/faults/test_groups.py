@@ -6,18 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from indictune.checkpoint import store
 from tests.conftest import FinishedRun
-from tests.faults.runs import STEP, Job
+from tests.faults.runs import Job
 from tests.faults.test_bad_numbers import assert_step_4_is_taken_back
 from tests.ranks.launching import accelerate
 
 pytestmark = pytest.mark.slow
 
-groups = pytest.mark.parametrize("strategy", ["tp", "pipeline"])
 
-
-@groups
+@pytest.mark.parametrize("strategy", ["tp", "pipeline"])
 @pytest.mark.parametrize("action", ["skip", "rollback"])
 def test_both_ranks_leave_a_step_out_that_one_has_seen(
     finished_run: FinishedRun, tmp_path: Path, strategy: str, action: str
@@ -31,21 +28,3 @@ def test_both_ranks_leave_a_step_out_that_one_has_seen(
     result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:7@1")
     assert result.returncode == 0, result.stderr
     assert_step_4_is_taken_back(job, tmp_path, action)
-
-
-@groups
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stop_of_one_rank_saves_a_step_that_is_resumed(
-    finished_run: FinishedRun, tmp_path: Path, strategy: str, rank: int
-) -> None:
-    whole, job = (
-        Job(finished_run.recipe, tmp_path / name, tuple(accelerate(strategy, 2))) for name in ("whole", "out")
-    )
-    assert whole.start().returncode == 0
-    result = job.start(f"SIGTERM@{STEP}:3@{rank}")
-    assert result.returncode != 0
-    assert job.status["state"] == "resumable", result.stderr
-    assert job.status["message"].startswith("stopped after step 4, which is saved.")
-    assert store.damage(store.listed(job.folder)[0]) == []
-    assert job.start().returncode == 0
-    assert job.outcome() == whole.outcome()

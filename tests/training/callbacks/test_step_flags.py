@@ -36,7 +36,9 @@ class Driver:
         self.stop_request = StopRequest()
         bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None, strategy)
         self.scaler = torch.amp.GradScaler("cpu")
+        self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         trainer = SimpleNamespace(
+            args=self.args,
             nonfinite=self.nonfinite,
             stop_request=self.stop_request,
             bad_steps=bad_steps,
@@ -45,7 +47,6 @@ class Driver:
             accelerator=SimpleNamespace(scaler=self.scaler),
         )
         self.callback = StepFlags(cast(Any, trainer))
-        self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
 
     def finish(self) -> None:
