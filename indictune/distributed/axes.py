@@ -82,7 +82,7 @@ def shown_axes(launch: Launch) -> str:
 
 def splits_model(environ: Mapping[str, str]) -> bool:
     """Whether the file of accelerate asks for parts of a model."""
-    return max(map(abs, _asked_of_model(environ, {}))) > 1 or OPEN in _asked_of_model(environ, {})
+    return any(size != 1 for size in _asked_of_model(environ, {}))
 
 
 def _asked_of_model(environ: Mapping[str, str], deepspeed: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, TrainingArg
 from indictune.config.plan import Launch
 from indictune.distributed.context_rows import PART, Part
 from indictune.models.attention import as_computed, joined_mask, unpadded_attention
+from indictune.models.own_model import own_model
 
 ATTENTION = "indictune_context"
 
@@ -47,8 +47,7 @@ def use_group(model: nn.Module, group: ProcessGroup) -> None:
     """Let a model, or an adapter on one, gather keys and values in a group."""
     AttentionInterface.register(ATTENTION, partial(_attention, group))
     AttentionMaskInterface.register(ATTENTION, joined_mask)
-    own = model.get_base_model() if isinstance(model, PeftModel) else model
-    cast(Any, own).set_attn_implementation(ATTENTION)
+    own_model(model).set_attn_implementation(ATTENTION)
 
 
 def _attention(

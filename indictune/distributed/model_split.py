@@ -16,8 +16,9 @@ from transformers import Trainer, TrainingArguments
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed.sharding import repeated_blocks
-from indictune.distributed.tensor_parallel import own_model, split_matrices
+from indictune.distributed.tensor_parallel import split_matrices
 from indictune.distributed.tensor_plans import plan_of, specs_of_deepspeed
+from indictune.models.own_model import own_model
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pipeline", "replicas", "shards", "tensor"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +10,7 @@ from transformers.distributed.parallel_utils import replace_layer_number_by_wild
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from indictune.distributed.tensor_plans import Plan, plan_of
+from indictune.models.own_model import own_model
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -29,11 +27,6 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
     own = own_model(model)
     apply_tensor_parallelism(own, mesh, styles_of(own))
     own.tie_weights()
-
-
-def own_model(model: nn.Module) -> PreTrainedModel:
-    """The model that an adapter may wrap."""
-    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def styles_of(model: PreTrainedModel) -> Plan:

@@ -27,6 +27,7 @@ from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import freeze_quantised, nf4_config
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
+from indictune.models.own_model import own_model
 from indictune.models.position_limits import POSITIONS_AFTER_PADDING
 from indictune.models.trusted_files import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
 from indictune.models.vowel_signs import lost_vowel_signs
@@ -194,9 +195,8 @@ def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
 
 def runs_own_code(model: nn.Module) -> bool:
     """Whether the model runs Python code that came with its files, with the user's permission."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
     # FSDP2 replaces the class of a sharded model by a subclass.
-    return any(each.__module__.startswith("transformers_modules") for each in type(base).__mro__)
+    return any(each.__module__.startswith("transformers_modules") for each in type(own_model(model)).__mro__)
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-from peft import PeftModel, TaskType
+from peft import TaskType
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -20,6 +20,7 @@ from transformers import (
 
 from indictune.config.arguments import ModelArguments
 from indictune.models.adapters import HEAD_NAMES, add_lora
+from indictune.models.own_model import own_model
 
 KINDS = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, TaskType.SEQ_CLS),
@@ -67,7 +68,7 @@ class MetaModel:
     @property
     def own(self) -> PreTrainedModel:
         """The model of transformers, without the adapter around it."""
-        return cast(PreTrainedModel, self.whole.get_base_model() if isinstance(self.whole, PeftModel) else self.whole)
+        return cast(PreTrainedModel, own_model(self.whole))
 
     @property
     def counts(self) -> ParameterCounts:

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -20,6 +19,7 @@ from indictune.errors import UserError
 from indictune.models import last_layer
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
+from indictune.models.own_model import own_model
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def uncounted_token(config: PreTrainedConfig) -> int | None:
 
 def read_unpadded(model: nn.Module) -> None:
     """Let a causal language model, or an adapter on one, read batches of `JoinRows` too, if it keeps them apart."""
-    own = _own(model)
+    own = own_model(model)
     if own.config.model_type in CAUSAL and own.config._attn_implementation in ATTENTIONS:
         own.set_attn_implementation(ATTENTION)
 
@@ -102,7 +102,7 @@ def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
 
     It reads padded batches as before, unless it only labels: its last layer may then compute first tokens alone.
     """
-    own = _own(model)
+    own = own_model(model)
     own.set_attn_implementation(ATTENTION)
     if not trains and own.config.model_type in last_layer.TYPES:
         last_layer.read_first_tokens(own)
@@ -117,11 +117,6 @@ def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
         encoder = base if is_modern else base.encoder
         takes_means = is_modern and own.config.classifier_pooling == "mean"
         encoder.register_forward_hook(_means if takes_means else _first_tokens, with_kwargs=True)
-
-
-def _own(model: nn.Module) -> Any:
-    """The transformers model, without the adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 import transformers
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from indictune.config.arguments import ModelArguments
@@ -26,6 +25,7 @@ from indictune.data.templates import PLAIN, choose_template
 from indictune.errors import UserError
 from indictune.models.adapter_base import config_file, continues_texts
 from indictune.models.load import Model, check_vocabulary, load_tokenizer
+from indictune.models.own_model import own_model
 from indictune.models.position_limits import positions_of
 from indictune.models.trained import load_trained, trained_config
 
@@ -155,7 +155,7 @@ def open_model(args: TalkArguments) -> Talker:
 
 def _settings(temperature: float, model: Model, tokenizer: PreTrainedTokenizerBase, template: str) -> GenerationConfig:
     """How tokens are drawn, and which ones end an answer. Other settings saved with the model do not count."""
-    base = cast(Any, model.get_base_model() if isinstance(model, PeftModel) else model)
+    base = own_model(model)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
     drawn = {"temperature": temperature} if temperature > 0 else {}

@@ -13,9 +13,10 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from indictune.data.collation import JoinRows
-from indictune.distributed.pipeline.layout import cut, own_model
+from indictune.distributed.pipeline.layout import cut
 from indictune.distributed.pipeline.runner import Batch
 from indictune.distributed.pipeline.stages import Stages
+from indictune.models.own_model import own_model
 from indictune.models.unpadded import classify_unpadded, read_unpadded
 from tests.distributed import pipelining
 from tests.distributed.pipelining import CAUSAL, LAYERS, batch, tiny

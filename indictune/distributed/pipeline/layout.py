@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peft import PeftModel
 from torch import nn
+
+from indictune.models.own_model import own_model
 
 # An embedding reads a few rows for a micro-batch, but the gradient and the optimizer's step touch all of them.
 TABLE = 1 / 8  # cost of its weights, where a weight that multiplies states costs 1
@@ -43,11 +44,6 @@ LAYOUTS = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
 }
-
-
-def own_model(model: nn.Module) -> Any:
-    """The transformers model, without the adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def spans(model: nn.Module, stages: int) -> list[range]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, own_model, spans
+from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
+from indictune.models.own_model import own_model
 
 
 class Entry(nn.Module):
