@@ -24,10 +24,11 @@ from benchmarks.environment import environment, write_results
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import Axes, Launch
 from indictune.console_text import table
+from indictune.distributed.pipeline.schedule import bubble
 from indictune.distributed.planning.held import PARTS
 from indictune.distributed.planning.kept_bytes import Kept, Types, kept_bytes
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.planning.sent_bytes import Sizes, bubble, keys_passed, layer_sums, passed_on, summed
+from indictune.distributed.planning.sent_bytes import Sizes, keys_passed, layer_sums, passed_on, summed
 from indictune.distributed.planning.step_time import SUMS
 from indictune.distributed.planning.widths import Widths
 from indictune.models.builtin import resolve

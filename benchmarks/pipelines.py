@@ -193,7 +193,7 @@ def main() -> None:
             f"{each['tokens']:,.0f}",
             f"{1000 * statistics.median(each['seconds']):.0f}",
             f"{each['bubble']:.1%}" if "bubble" in each else "",
-            f"{bubble(each['schedule'], ranks, MICRO_BATCHES):.1%}",
+            f"{bubble(ranks, MICRO_BATCHES, chunks_of(each['schedule'])):.1%}",
         ]
         for each in found
     ]

@@ -64,9 +64,9 @@ def read_axes(
 def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) -> None:
     """Give accelerate the sizes of the axes that it runs, FSDP2's, and hide the others."""
     environ.pop(_HAS_STAGES, None)
-    if not _is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `model_split` makes that mesh
+    if not is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `model_split` makes that mesh
         environ.pop(_HAS_MESH, None)
-    if _is_true(environ, _HAS_MESH):
+    if is_true(environ, _HAS_MESH):
         # FSDP2 shards over the context axis too. With its size, accelerate (1.15) would run torch's ring attention.
         sizes = {"DP_REPLICATE": axes.replicas, "DP_SHARD": world_size // axes.replicas, "CP": 1, "TP": 1}
         environ.update({_variable(name): str(size) for name, size in sizes.items()})
@@ -88,7 +88,7 @@ def splits_model(environ: Mapping[str, str]) -> bool:
 def _asked_of_model(environ: Mapping[str, str], deepspeed: Mapping[str, Any]) -> tuple[int, int, int]:
     """Sizes of the axes that split one model: pipeline, tensor, context."""
     pipeline, tensor, context = 1, _size(environ, "TP"), _size(environ, "CP")
-    if _is_true(environ, _HAS_STAGES):
+    if is_true(environ, _HAS_STAGES):
         pipeline = _checked("megatron_lm_pp_degree", environ.get("MEGATRON_LM_PP_DEGREE", "1"))
         tensor = _checked("megatron_lm_tp_degree", environ.get("MEGATRON_LM_TP_DEGREE", "1"))
     block = deepspeed.get("tensor_parallel")
@@ -132,7 +132,7 @@ def _shown(sizes: Sizes, is_sharded: bool) -> str:
 
 def _shards_stages(environ: Mapping[str, str]) -> bool:
     """Whether FSDP2 runs inside pipeline stages."""
-    return _is_true(environ, _HAS_STAGES) and _is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
+    return is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
 
 
 def _variable(name: str) -> str:
@@ -151,5 +151,6 @@ def _checked(key: str, given: object, least: int = OPEN) -> int:
     return int(text)
 
 
-def _is_true(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "false").lower() == "true"
+def is_true(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a launcher has set a variable to one of accelerate's words for true."""
+    return environ.get(name, "false").lower() in ("1", "true", "yes")

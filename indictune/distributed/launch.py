@@ -11,7 +11,7 @@ from typing import Any
 from indictune.config.plan import Axes, Launch
 from indictune.credentials import holds_token
 from indictune.distributed import deepspeed_config, fsdp_file
-from indictune.distributed.axes import read_axes
+from indictune.distributed.axes import is_true, read_axes
 from indictune.distributed.engines import engine_of
 from indictune.errors import UserError
 
@@ -50,15 +50,15 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     """
     source = _deepspeed_source(environ, deepspeed)
     config = None if source is None else read_deepspeed(source)
-    if config is None and _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
+    if config is None and is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
         config = _deepspeed_of_accelerate(environ)
     world_size, on_node = world_size_of(environ), local_world_size_of(environ)
-    is_fsdp = _is_true(environ, "ACCELERATE_USE_FSDP") or bool(fsdp)
+    is_fsdp = is_true(environ, "ACCELERATE_USE_FSDP") or bool(fsdp)
     axes = read_axes(environ, config or {}, world_size, on_node, is_fsdp)
     if config is not None and (zero := _zero_name(config)):
         strategy = zero + ("_tp" if axes.tensor > 1 else "")
     elif is_fsdp:
-        strategy = _fsdp_name(axes, _is_true(environ, "FSDP_OFFLOAD_PARAMS"))
+        strategy = _fsdp_name(axes, is_true(environ, "FSDP_OFFLOAD_PARAMS"))
     elif axes.pipeline > 1:
         strategy = "pipeline" if axes.tensor == 1 else "3d"
     elif axes.tensor > 1:
@@ -113,8 +113,8 @@ def read_deepspeed(source: str) -> dict[str, Any]:
 
 def _deepspeed_source(environ: Mapping[str, str], flag: str | None) -> str | None:
     """`--deepspeed`, or the file that an accelerate config names."""
-    named = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if _is_true(environ, "ACCELERATE_USE_DEEPSPEED") else None
-    other = "FSDP" if _is_true(environ, "ACCELERATE_USE_FSDP") else named
+    named = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if is_true(environ, "ACCELERATE_USE_DEEPSPEED") else None
+    other = "FSDP" if is_true(environ, "ACCELERATE_USE_FSDP") else named
     if flag is not None and other not in (None, flag):
         raise UserError("launcher-contradicts-flag", "--deepspeed", flag, other=other)
     return named if flag is None else flag
@@ -137,7 +137,7 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
 def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
     """Refuse a launch that would train something else than was asked for."""
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
-    if starts_one_of_several(environ) and _is_true(environ, "ACCELERATE_USE_CPU"):
+    if starts_one_of_several(environ) and is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
     if world_size > 1 and not (environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE")):
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
@@ -177,7 +177,3 @@ def _zero_name(config: Mapping[str, Any]) -> str | None:
         return None
     offloads = [(zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
     return f"zero{zero['stage']}" + ("_offload" if any(device != "none" for device in offloads) else "")
-
-
-def _is_true(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "false").lower() in ("1", "true", "yes")

@@ -10,11 +10,11 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
+from indictune.distributed import average
 from indictune.distributed.sharding import repeated_blocks
 from indictune.distributed.tensor_parallel import split_matrices
 from indictune.distributed.tensor_plans import plan_of, specs_of_deepspeed
@@ -91,10 +91,4 @@ def average_gradients(trainer: Trainer, launch: Launch, mesh: DeviceMesh | None)
     group = mesh.get_group(SHARDS)  # without FSDP2 each copy is one
     sum_in = getattr(torch, cast(IndicTrainingArguments, trainer.args).reduce_dtype)
     assert trainer.model is not None
-    gradients = [each.grad for each in trainer.model.parameters() if each.grad is not None]
-    local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-    sums = [each.to(sum_in) for each in local]  # the same tensors, if they are of this type
-    for work in [torch.distributed.all_reduce(each, group=group, async_op=True) for each in sums]:
-        work.wait()
-    torch._foreach_div_(sums, launch.data_size)
-    torch._foreach_copy_(local, sums)
+    average.average_gradients(trainer.model.parameters(), group, sum_in)

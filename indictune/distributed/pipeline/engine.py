@@ -130,7 +130,7 @@ class Pipeline:
         """The share of the last step in which ranks waited, on average over all, and what the formula says."""
         share = torch.tensor(self._waits.share(), device=self._device)
         torch.distributed.all_reduce(share)
-        expected = bubble(self._schedule, self._ranks, micro_batches)
+        expected = bubble(self._ranks, micro_batches, chunks_of(self._schedule))
         return {"bubble": share.item() / torch.distributed.get_world_size(), "bubble_formula": expected}
 
     def _autocast(self) -> AbstractContextManager[None]:

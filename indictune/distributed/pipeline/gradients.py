@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from indictune.distributed.average import average_gradients, local_part
 
 
 class StageGradients:
@@ -40,10 +42,9 @@ class StageGradients:
         """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
         tied = self._tied()
         if tied is not None and tied.grad is not None:
-            torch.distributed.all_reduce(_local(tied.grad), group=self._ends_group)
+            torch.distributed.all_reduce(local_part(tied.grad), group=self._ends_group)
         if self._copies_group is not None:
-            gradients = [_local(each.grad) for each in self._model.parameters() if each.grad is not None]
-            _average(gradients, self._copies_group)
+            average_gradients(self._model.parameters(), self._copies_group)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip by the norm over all stages, and return it. All ranks must call it.
@@ -71,15 +72,3 @@ def _square(gradients: list[Tensor]) -> Tensor:
     """The square of the norm of gradients of one mesh, those on other ranks of it included."""
     norm = get_total_norm(gradients)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
-
-
-def _average(gradients: Iterable[Tensor], group: ProcessGroup) -> None:
-    begun = [(each, torch.distributed.all_reduce(each, group=group, async_op=True)) for each in gradients]
-    for each, work in begun:
-        assert work is not None
-        work.wait()
-        each.div_(group.size())
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -56,39 +56,10 @@ def _passes(is_forward: bool, rank: int, ranks: int, micro_batches: int, chunks:
     return [Action(is_forward, stage, each) for group in groups for stage in stages for each in group]
 
 
-def bubble(schedule: str, ranks: int, micro_batches: int) -> float:
+def bubble(ranks: int, micro_batches: int, chunks: int = 1) -> float:
     """The share of a step in which a rank waits, if all stages take equally long: (p-1) / (m + p-1).
 
-    With v stages a rank, a step has v times as many passes, each a v-th as long: (p-1) / (v m + p-1).
+    A step of m micro-batches takes m + p-1 turns, of which each rank works m (Huang et al. 2019, GPipe, section 2).
+    With v stages a rank, a turn is a v-th as long: (p-1) / (v m + p-1) (Narayanan et al. 2021, section 2.2.2).
     """
-    return (ranks - 1) / (chunks_of(schedule) * micro_batches + ranks - 1)
-
-
-def simulated_bubble(schedule: str, ranks: int, micro_batches: int, backward: float = 2.0) -> float:
-    """`bubble`, found by letting the ranks take their actions. A forward pass takes 1, a backward pass `backward`.
-
-    Raises:
-        RuntimeError: the ranks wait for each other.
-    """
-    waiting = [actions(schedule, rank, ranks, micro_batches)[::-1] for rank in range(ranks)]
-    free, done = [0.0] * ranks, dict[Action, float]()
-    last_stage = ranks * chunks_of(schedule) - 1
-    while any(waiting):
-        before = len(done)
-        for rank, queue in enumerate(waiting):
-            while queue and (needed := _needed(queue[-1], last_stage)) <= done.keys():
-                action = queue.pop()
-                begin = max([free[rank], *(done[each] for each in needed)])
-                free[rank] = done[action] = begin + (1 if action.is_forward else backward)
-        if len(done) == before:
-            raise RuntimeError(f"{schedule}: {ranks} ranks with {micro_batches} micro-batches wait for each other.")
-    return 1 - sum(1 if each.is_forward else backward for each in done) / (ranks * max(free))
-
-
-def _needed(action: Action, last_stage: int) -> set[Action]:
-    """The passes whose results an action computes with."""
-    is_forward, stage, micro_batch = action
-    if is_forward:
-        return {Action(True, stage - 1, micro_batch)} if stage else set()
-    before = Action(False, stage + 1, micro_batch) if stage < last_stage else Action(True, stage, micro_batch)
-    return {before}
+    return (ranks - 1) / (chunks * micro_batches + ranks - 1)

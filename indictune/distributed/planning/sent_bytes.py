@@ -86,15 +86,6 @@ def passed_on(shape: Widths, sizes: Sizes, tokens: float, value_bytes: int, chun
     return 2.0 * chunks * tokens * shape.hidden * value_bytes if sizes.pipeline > 1 else 0.0
 
 
-def bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Share of a step in which a stage is idle: (p - 1) / (m + p - 1), for GPipe and 1F1B.
-
-    A step of m micro-batches takes m + p - 1 turns, of which each stage works m (Huang et al. 2019, GPipe, section 2).
-    With `chunks` a turn is so many times shorter, and the first p - 1 turns with it (Narayanan et al. 2021, 2.2.2).
-    """
-    return (stages - 1) / (chunks * micro_batches + stages - 1)
-
-
 def keys_passed(
     shape: Widths, sizes: Sizes, tokens: float, value_bytes: int, recomputes: bool, gpu: bool = True
 ) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.engines import engine_of
-from indictune.distributed.pipeline.schedule import chunks_of
+from indictune.distributed.pipeline.schedule import bubble, chunks_of
 from indictune.distributed.planning import sent_bytes as sent
 from indictune.distributed.planning.hardware import Machine, assumed, known_links
 from indictune.distributed.planning.kept_bytes import FP32, HALF, NF4_BYTES
@@ -101,7 +101,7 @@ def estimate_step(
         keys / machine.link(sizes.context, sizes.tensor),
         passed / machine.link(sizes.pipeline, inner * sizes.data),
         _offload_s(heaviest, memory, machine, micro_batches),
-        sent.bubble(sizes.pipeline, micro_batches, chunks),
+        bubble(sizes.pipeline, micro_batches, chunks),
         sum(data),
         sums + keys + passed,
     )

@@ -11,10 +11,10 @@ from benchmarks import axes
 from benchmarks.axes_jobs import MACHINES, SMALL, job_of
 from benchmarks.axes_worth import tables
 from indictune.config.plan import Axes, Launch
+from indictune.distributed.pipeline.schedule import bubble
 from indictune.distributed.planning.memory import RankMemory
 from indictune.distributed.planning.sent_bytes import (
     Sizes,
-    bubble,
     data_bytes,
     gathered,
     keys_passed,
