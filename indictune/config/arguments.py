@@ -225,6 +225,11 @@ class IndicTrainingArguments(TrainingArguments):
         "Profile this many optimizer steps, after 3 to warm up: a trace of each process and a table of compute, "
         "communication and gaps, in OUTPUT_DIR/profile.",
     )
+    divergence_check_steps: int = flag(
+        0,
+        "Every this many steps, and before each save, compare the copies of weights and optimizer states that ranks "
+        "must have alike, and their random generators. The run stops if they differ. 0: never.",
+    )
     verbose: bool = flag(False, "Also show the messages of DeepSpeed, torch and the other libraries.")
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ AT_LEAST = {
     "max_nonfinite_steps": 0,
     "profile_steps": 0,
     "snapshot_steps": 0,
+    "divergence_check_steps": 0,
     "ddp_timeout": 1,
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": 1,

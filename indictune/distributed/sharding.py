@@ -110,6 +110,11 @@ def unwrapped(trainer: Trainer) -> nn.Module:
     return model
 
 
+def has_own_optimizer(trainer: Trainer) -> bool:
+    """Whether torch's optimizer holds its states by parameter. DeepSpeed's engine splits them over the ranks."""
+    return bool(trainer.accelerator.distributed_type != DistributedType.DEEPSPEED)
+
+
 def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter before sharding."""
     # A DTensor has the full shape. ZeRO-3 leaves an empty tensor with the shape in an attribute.

@@ -27,6 +27,7 @@ from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed import elastic, launch, node_meeting
+from indictune.distributed.divergence import DivergedError
 from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
@@ -141,7 +142,7 @@ def _outcome(
         return _end_of_finished(run, str(done))
     except UserError as error:
         return End("user_error", error.message)
-    except (NonFiniteLossError, SaveError) as error:
+    except (NonFiniteLossError, DivergedError, SaveError) as error:
         return End("failed", explanation(error, run.plan, run.killed_before) or str(error))
     except NotBegun as error:
         return End("resumable", f"{error} {_AGAIN}")

@@ -34,7 +34,7 @@ _FILES = (
 _NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
-_TOGETHER |= {"logging_strategy", "logging_steps", "pipeline_schedule"}
+_TOGETHER |= {"logging_strategy", "logging_steps", "pipeline_schedule", "divergence_check_steps"}
 _PACKAGES = (
     *("torch", "transformers", "accelerate", "deepspeed", "peft"),
     *("trl", "datasets", "tokenizers", "bitsandbytes"),

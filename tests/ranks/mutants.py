@@ -24,6 +24,7 @@ from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.model_split import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training.callbacks.epoch_shuffle import EpochShuffle
+from indictune.training.callbacks.step_flags import StepFlags
 from indictune.training.exact_trainer import ExactTrainer
 
 
@@ -165,6 +166,20 @@ def unsplit_weights() -> None:
     ExactTrainer._finalize_training = and_note  # type: ignore[method-assign, assignment]
 
 
+def flipped_bit() -> None:
+    """After step 3, the last rank's memory has another bit in a norm's weight."""
+    take = StepFlags.on_step_end
+
+    def and_flip(self: StepFlags, args: Any, state: Any, control: Any, **more: Any) -> None:
+        take(self, args, state, control, **more)
+        if state.global_step == 3 and args.process_index == args.world_size - 1:
+            named = sharding.unwrapped(self.trainer).named_parameters()
+            norm = next(each for name, each in named if "LayerNorm" in name)
+            norm.detach().view(torch.int32)[0] ^= 1
+
+    StepFlags.on_step_end = and_flip  # type: ignore[method-assign]
+
+
 def memory_of_nan() -> None:
     """New memory holds NaN, as it may whatever was there before."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch 2.13 fills it then
@@ -172,6 +187,6 @@ def memory_of_nan() -> None:
 
 if __name__ == "__main__":
     notes = (noted_sums, unsplit_weights)
-    looks = {each.__name__: each for each in (*notes, memory_of_nan, slow_reading, other_rows_in_a_group)}
+    looks = {each.__name__: each for each in (*notes, memory_of_nan, slow_reading, other_rows_in_a_group, flipped_bit)}
     {**MUTANTS, **WITHOUT, **looks}[os.environ["MUTANT"]]()
     runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -10,6 +10,7 @@ from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.run import Run
 from indictune.training import bad_steps
+from indictune.training.callbacks.check_divergence import CheckDivergence
 from indictune.training.callbacks.load_best import LoadBest
 from indictune.training.callbacks.profile_steps import ProfileSteps
 from indictune.training.callbacks.report_progress import ReportProgress
@@ -29,6 +30,8 @@ def watch(
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, plan.launch.strategy)
     trainer.add_callback(StepFlags(trainer))
+    if trainer.args.divergence_check_steps and trainer.args.world_size > 1:
+        trainer.add_callback(CheckDivergence(trainer, trainer.args.divergence_check_steps))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
