@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from docs import method_matrix
 from indictune.config.command_arguments import (
     CheckpointArguments,
+    DoctorArguments,
     EvaluateArguments,
     InspectArguments,
     MergeArguments,
@@ -41,6 +42,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
 COMMANDS: dict[str, type[Any]] = {
     "inspect": InspectArguments,
     "plan": PlanArguments,
+    "doctor": DoctorArguments,
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,

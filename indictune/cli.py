@@ -27,6 +27,8 @@ verbs:
               FILE [--show_mask N] [the run's flags]
   plan        rank the strategy files for a run by memory and time
               RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
+  doctor      check this machine, its ranks and a recipe, alone or under a launcher
+              [RECIPE.yaml] [--json] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D]
   predict     label texts
@@ -59,6 +61,8 @@ _MEANT = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0].startswith("--local_rank="):  # of DeepSpeed's launcher
+        words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else EXIT_REFUSED
@@ -132,6 +136,16 @@ def plan(argv: Sequence[str]) -> int:
     return _until_stopped(plan_command, argv)
 
 
+def doctor(argv: Sequence[str]) -> int:
+    """Check the machine, the ranks and a recipe."""
+    import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.supervise.logs import log_to_console
+    from indictune.training.doctor_command import doctor_command
+
+    log_to_console()
+    return _until_stopped(doctor_command, argv)
+
+
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
     import indictune.before_imports  # noqa: F401, before everything slow
@@ -175,7 +189,7 @@ def checkpoint(argv: Sequence[str]) -> int:
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
-    for each in (train, recipes, prepare, inspect, plan, evaluate, predict, chat, merge, checkpoint)
+    for each in (train, recipes, prepare, inspect, plan, doctor, evaluate, predict, chat, merge, checkpoint)
 }
 
 

@@ -44,11 +44,18 @@ class Problem:
 
     def __str__(self) -> str:
         """The problem, the way out and the code, on one line."""
-        given = {"flag": self.flag, "value": self.value, **self.details}
-        entry = catalogue()[self.code]
-        way_out = entry.get("way_out", "").format(**given) if self.way_out is None else self.way_out
-        parts = [entry["problem"].format(**given).strip(), way_out, f"[{self.code}]"]
-        return in_one_line(" ".join(filter(None, parts)))
+        text = catalogue()[self.code]["problem"].format(**self._given).strip()
+        return in_one_line(" ".join(filter(None, [text, self.cure, f"[{self.code}]"])))
+
+    @property
+    def cure(self) -> str:
+        """The way out alone."""
+        template = catalogue()[self.code].get("way_out", "")
+        return template.format(**self._given) if self.way_out is None else self.way_out
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {"flag": self.flag, "value": self.value, **self.details}
 
 
 def problem(code: str, flag: str = "", value: Any = None, way_out: str | None = None, **details: Any) -> Problem:

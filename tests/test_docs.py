@@ -99,7 +99,7 @@ def test_a_command_is_understood(words: list[str]) -> None:
             assert (ROOT / words[words.index(flag) + 1]).is_file()
     if "--deepspeed" in words:
         read_deepspeed(str(ROOT / words[words.index("--deepspeed") + 1]))
-    if "indictune" in words[:-1] and words[0] in ("indictune", "accelerate"):
+    if "indictune" in words[:-1] and words[0] in ("indictune", "accelerate", "torchrun", "deepspeed"):
         verb, *flags = words[words.index("indictune") + 1 :]
         understood(verb, flags)
     script = next((index for index, word in enumerate(words) if word in TRAINING), None)
@@ -114,7 +114,7 @@ def understood(verb: str, flags: list[str]) -> None:
             assert read_asked(flags).task
     elif verb != "recipes":
         own = (COMMANDS[verb],) if verb in COMMANDS else ()
-        of_runs = TRAINING.values() if verb in ("prepare", "inspect") else [()]
+        of_runs = TRAINING.values() if verb in ("prepare", "inspect", "doctor") else [()]
         given = of_repository(without_bare_word(flags))
         assert [] in [read_recipe(given, (*own, *types)).problems for types in of_runs]
 

@@ -33,6 +33,14 @@ class PlanArguments(Checked):
 
 
 @dataclass
+class DoctorArguments(Checked):
+    """How the machine is examined. The other flags are those of the run."""
+
+    collective_timeout: int = flag(15, "Name the ranks that do not come to a collective within this many seconds.")
+    json: bool = flag(False, "Print all checks as JSON.")
+
+
+@dataclass
 class EvaluateArguments(TextArguments, BadRowArguments):
     """Which finished model is evaluated on which rows. Other values default to those of its training."""
 

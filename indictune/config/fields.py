@@ -32,6 +32,7 @@ AT_LEAST = {
     "snapshot_steps": 0,
     "divergence_check_steps": 0,
     "ddp_timeout": 1,
+    "collective_timeout": 1,
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": 1,
     "eval_accumulation_steps": 1,

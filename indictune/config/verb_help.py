@@ -11,7 +11,7 @@ from indictune.config.read_words import early_problems, split_flags, unknown_nam
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problems
 
-_TRAINS = ("train", "prepare", "inspect", "plan")  # with the flags of a task
+_TRAINS = ("train", "prepare", "inspect", "plan", "doctor")  # with the flags of a task
 
 
 def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
@@ -27,7 +27,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     """
     flags = dict(split_flags(words))
     more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
-    if verb in ("inspect", "plan"):
+    if verb in ("inspect", "plan", "doctor"):
         more = tuple(flags_of(f"indictune {verb}").values())
     tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
     if "help" in flags:
@@ -41,7 +41,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     if known:
         known += ["config", *(["model"] if verb == "plan" else []), *(each.name for each in more)]
         problems = Problems(unknown_name(name, "--", known) for name in flags if name not in known)
-        if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
+        if verb in ("prepare", "inspect", "doctor"):  # `train` reads the recipe itself, without the libraries of a run
             problems += early_problems(flags, programs)
         problems.raise_any()
     return ""

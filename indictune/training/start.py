@@ -27,6 +27,7 @@ from indictune.distributed import (
     strategy_file,
 )
 from indictune.distributed.cpu_time import check_cpu_time
+from indictune.distributed.doctor.quick import check_ranks
 from indictune.distributed.pipeline.limits import check_micro_batches
 from indictune.distributed.rank_values import Values
 from indictune.distributed.sent_weights import splits_one_model
@@ -101,8 +102,8 @@ def start(
     """Bring up the process group, and choose the checkpoint to resume from. All ranks must call it.
 
     Raises:
-        UserError: another node has other rows, transformers refuses a value, another strategy came up, or the
-            checkpoint cannot be resumed.
+        UserError: another node has other rows, transformers refuses a value, another strategy came up, a collective
+            is wrong, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
     values = partial(values_of_rows, tokens)
@@ -114,6 +115,7 @@ def start(
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     plan, args = bring_up(plan, run)
+    run.warn(check_ranks(plan, args))
     point = _resume_point(plan, args, run)
     if point.checkpoint is not None:
         logger.info("Resuming from %s", point.checkpoint)

@@ -1,0 +1,1 @@
+"""What `indictune doctor` checks: this machine, its ranks, and a recipe."""

@@ -1,0 +1,131 @@
+"""`indictune doctor`: examine this machine, its ranks and a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from torch import distributed
+from transformers import TrainingArguments
+
+from indictune.config.command_arguments import DoctorArguments
+from indictune.config.plan import AnyPlan
+from indictune.config.read_words import read_flags
+from indictune.config.recipe import Recipe
+from indictune.console_text import printable
+from indictune.credentials import without_tokens
+from indictune.distributed.doctor.examination import Subject, examine
+from indictune.distributed.doctor.lines import Line, as_json, exit_code
+from indictune.distributed.doctor.roll_call import AbsentError, RollCall
+from indictune.distributed.launch import rank_of, read_launch
+from indictune.distributed.machine_failures import check_interfaces
+from indictune.errors import Problem, Problems, problems_of
+from indictune.hub.push import name_of
+from indictune.preflight.checks import preflight
+from indictune.preflight.derive import make_plan
+from indictune.run import Run
+from indictune.stop_signals import OF_SCHEDULERS
+from indictune.tasks.protocol import Task
+from indictune.training.prepare import task_of_flags
+from indictune.training.rank_consistency import values_of_node
+from indictune.training.start import bring_up, flag_contents
+
+_OF_NO_RUN = {*vars(DoctorArguments()), "output_dir"}
+_SEEDS = ("seed", "data_seed", "full_determinism")
+
+
+def doctor_command(argv: Sequence[str]) -> int:
+    """`indictune doctor [RECIPE.yaml] [flags of the run]`, alone or under a launcher.
+
+    Returns:
+        1 if a check fails, else 0.
+
+    Raises:
+        UserError: a flag of the command itself is wrong, or the recipe cannot be read.
+    """
+    words = ["--config", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    recipe, task = task_of_flags(words, DoctorArguments)
+    if not recipe.is_read:
+        recipe.problems.raise_any()
+    args = recipe.build(DoctorArguments)
+    found: list[Line] = []
+    with _own_stdout() as stdout:
+        subject = _subject(words, recipe, task)
+
+        def report(absent: list[Line]) -> None:
+            _show([*found, *absent], args.json, stdout)
+
+        roll = RollCall(os.environ, args.collective_timeout, report)
+        try:
+            examine(subject, roll, found)
+        except AbsentError as error:
+            if error.lines:
+                report(error.lines)
+            roll.give_up()
+            os._exit(1)  # the process group would wait for the absent
+        for number in OF_SCHEDULERS:  # a launcher sends one to all when the first has ended
+            signal.signal(number, signal.SIG_IGN)
+        if rank_of(os.environ) == 0:
+            report([])
+        roll.end()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return exit_code(found)
+
+
+def _subject(words: Sequence[str], recipe: Recipe, task: Task[Any, Any, Any]) -> Subject:
+    """What is examined: the plan of a run, or of none where there is no recipe and no model."""
+    plan, problems = make_plan(recipe, os.environ, task)
+    is_run = not recipe.values.keys() <= _OF_NO_RUN
+    found = [*problems, *preflight(plan, task)] if is_run else _problems_of_launch(plan)
+    training = plan.training
+    seeds = {f"--{name}": getattr(training, name) for name in _SEEDS}
+    in_files = Problems().attempt(flag_contents, plan) or {}
+
+    def start() -> TrainingArguments:
+        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))[1]
+        return args
+
+    return Subject(
+        plan,
+        " ".join(read_flags(words).get("config", ())),
+        list(dict.fromkeys(found)),
+        {**values_of_node(plan, in_files), **seeds},
+        name_of(training.hub_model_id, plan.output_dir) if training.push_to_hub else None,
+        plan.model.method == "qlora" or "8bit" in str(training.optim),
+        start,
+    )
+
+
+def _problems_of_launch(plan: AnyPlan) -> list[Problem]:
+    """The problems that a machine without a recipe can have."""
+    return [*problems_of(read_launch, os.environ), *check_interfaces(plan)]
+
+
+def _show(found: Sequence[Line], as_text: bool, stdout: TextIO) -> None:
+    if as_text:
+        text = json.dumps({"ok": not exit_code(found), "checks": as_json(found)}, indent=1, ensure_ascii=False)
+    else:
+        counts = [f"{sum(line.status == status for line in found)} {status}" for status in ("ok", "warn", "fail")]
+        text = "\n".join([*(line.text() for line in found), ", ".join(counts)])
+    print(without_tokens(printable(text)), file=stdout, flush=True)
+
+
+@contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """A stream to standard output for us alone: the C++ code of torch and gloo, and DeepSpeed, print there too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as stdout:
+            yield stdout
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
