@@ -209,6 +209,9 @@ class IndicTrainingArguments(TrainingArguments):
     )
     restore_callback_states_from_checkpoint: bool = flag(True, "Must stay on: early stopping resumes its count.")
     hub_strategy: str = flag("end", "Must stay `end`: the finished model is pushed once.")
+    hub_license: str | None = flag(
+        None, "Licence of the model, such as apache-2.0, for its card. Default: that of its base, as the Hub has it."
+    )
     on_nonfinite: Literal["stop", "skip", "rollback"] = flag(
         "stop",
         "What to do at a NaN or infinite loss or gradient. stop: end the run. skip: leave out the step. rollback: "

@@ -1,69 +1,218 @@
-"""The card of a pushed model: the one of transformers for all tasks, with its mistakes corrected.
-
-TRL's card (1.16) says less of a run, and has mistakes: an adapter is a model of transformers, the licence is
-"license", and a model from a folder was trained from "[None](https://huggingface.co/None)".
-"""
+"""The model card: `README.md` of a model's folder, made from the other files there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from peft import PeftModel
-from transformers import Trainer
-from transformers.modelcard import TrainingSummary
+from huggingface_hub import ModelCard
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import sharding
 from indictune.files import write_whole
+from indictune.hub.card_facts import Facts, facts_of
+from indictune.hub.card_metadata import SPLITS, metadata_of, scores_in
+from indictune.hub.card_usage import usage_of
+from indictune.hub.public_text import Verbatim, escaped, fenced
 from indictune.models import builtin
-from indictune.models.load import Model
-from indictune.models.text_reading import recorded_reading
+from indictune.models.text_reading import KEY
 
-# What transformers (5.23) writes of every base that is a folder. It is true of built-in models only: random weights.
-FROM_SCRATCH = "This model was trained from scratch on"
-FROM_A_FOLDER = "This model is a fine-tuned version of one that is not on the Hub, on"
+CARD = "README.md"
+_MOST_DEFECTS = 20
+_KINDS = {
+    "text-classification": "A text classifier",
+    "token-classification": "A classifier of words (named entities)",
+    "text-generation": "A language model that answers messages",
+    None: "A model",
+}
+# Of the recipe: what a reader asks of a training, and what the card calls it.
+_SETTINGS = {
+    "method": "method",
+    "lora_r": "rank of the adapter",
+    "lora_alpha": "alpha of the adapter",
+    "learning_rate": "learning rate",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "warmup (steps or a share)",
+    "weight_decay": "weight decay",
+    "optim": "optimizer",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "max_length": "longest text, in tokens",
+    "seed": "seed",
+}
 
 
-def write_card(trainer: Trainer, model_name: str) -> None:
-    """Write `README.md` in the folder of a finished run, on one process.
+def write_card(folder: Path, repository: str | None = None) -> None:
+    """Write the card of a finished run or of a model made from one. It replaces those of PEFT and TRL.
 
     Args:
-        trainer: of the run, after its last evaluation.
-        model_name: for the title.
+        folder: of the model.
+        repository: on the Hub; None if it has none.
+
+    Raises:
+        UserError: the folder holds an adapter whose record of its base cannot be read.
+        OSError: the disk does not take it.
     """
-    args, model = cast(IndicTrainingArguments, trainer.args), cast(Model, sharding.unwrapped(trainer))
-    folder = Path(str(args.output_dir))
-    tags = list(getattr(model, "model_tags", None) or [])
-    # Without `dataset_tags` it writes "on the None dataset" (5.23).
-    summary: TrainingSummary = TrainingSummary.from_trainer(  # type: ignore[no-untyped-call]
-        trainer, model_name=model_name, tags=tags, dataset_tags=[]
+    write_whole(folder / CARD, str(card_of(facts_of(folder, repository))))
+
+
+def card_of(facts: Facts) -> ModelCard:
+    """The card: whatever the facts hold is escaped, except code that is fenced."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        finalize=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    # Its own number multiplies the rows of a micro-batch, and some have fewer (--max_tokens_per_device).
-    summary.hyperparameters = (summary.hyperparameters or {}) | {"total_train_batch_size": args.global_batch_size}
-    text: str = summary.to_model_card()  # type: ignore[no-untyped-call]
-    base = str(model.config._name_or_path)
-    if builtin.name_of(base) == base:
-        text = text.replace(FROM_SCRATCH, FROM_A_FOLDER)
-    write_whole(folder / "README.md", text + long_texts(recorded_reading(model.config)))
-    if isinstance(model, PeftModel):
-        model.create_or_update_model_card(str(folder))
+    metadata = metadata_of(facts)
+    text = environment.get_template("card.md.jinja").render(
+        licence=metadata.license,
+        usage=usage_of(facts),
+        task=facts.pipeline_tag,
+        **_head(facts),
+        **_results(facts),
+        **_data(facts),
+        **_training(facts),
+    )
+    return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text.strip()}\n")
 
 
-def long_texts(reading: Mapping[str, Any]) -> str:
-    """The section of the card on how the model reads long texts; empty for one that cuts them."""
-    if not reading:
-        return ""
-    parts = {
-        "head_tail": "Of a longer text it reads the first and the last tokens, half of the limit each.",
-        "window": "It reads a longer text in windows of that size, which overlap by a quarter, and takes the mean of "
-        "their logits.",
+def _head(facts: Facts) -> dict[str, Any]:
+    name = str(facts.settings.get("model_name_or_path") or "")
+    return {
+        "title": facts.model.rpartition("/")[2],
+        "kind": _KINDS[facts.pipeline_tag],
+        "base": facts.base,
+        "base_link": facts.base and _link(facts.base, ""),
+        "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
+        "labels": _listed(facts.labels),
+        "languages": _listed(facts.languages),
+        "reading": facts.config.get(KEY),
     }
-    return f"""
-## Long texts
 
-The model reads {reading["max_length"]} tokens at once, special ones included. {parts[reading["long_text"]]}
-`indictune predict` and `indictune evaluate` do the same.
-`pipeline("text-classification")` reads the first tokens only.
-"""
+
+def _results(facts: Facts) -> dict[str, Any]:
+    blocks = {name: block for key, name in SPLITS.items() if (block := facts.metrics.get(key))}
+    splits = [{"name": name, "table": _scores(block), "labels": _of_labels(block)} for name, block in blocks.items()]
+    first: Mapping[str, Any] = next(iter(blocks.values()), {})
+    has_intervals = any(block.get("intervals") for block in blocks.values())
+    return {"splits": splits, "worst": _worst(first), "intervals": has_intervals}
+
+
+def _worst(block: Mapping[str, Any]) -> dict[str, str] | None:
+    """The language with the lowest main score, if there are several."""
+    languages: Mapping[str, Any] = block.get("per_language") or {}
+    name = next((name for name in ("macro_f1", "f1", "answer_token_accuracy", "spearman") if name in block), None)
+    if name is None or len(languages) < 2:
+        return None
+    worst = min(languages, key=lambda language: languages[language][name])
+    return {"language": worst, "name": name.replace("_", " "), "value": f"{languages[worst][name]:.4f}"}
+
+
+def _scores(block: Mapping[str, Any]) -> Verbatim:
+    """Scores of each language, and of all rows."""
+    languages: Mapping[str, Any] = block.get("per_language") or {}
+    names = [name for name, _ in scores_in(block)]
+    body = [[language, *_row(scores, names)] for language, scores in languages.items()]
+    shown = [name.replace("_", " ") for name in names]
+    return _table(["language", "rows", *shown], [*body, ["all", *_row(block, names)]])
+
+
+def _row(scores: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    intervals: Mapping[str, Any] = scores.get("intervals") or {}
+    known, shown = dict(scores_in(scores)), [f"{scores.get('num_examples', 0):,}"]
+    for name in names:
+        text = f"{known[name]:.4f}" if name in known else ""
+        if name in intervals:
+            low, high = intervals[name]
+            text += f" ({low:.4f} to {high:.4f})"
+        shown.append(text)
+    return shown
+
+
+def _of_labels(block: Mapping[str, Any]) -> Verbatim | None:
+    """Precision, recall, F1 and support of each label, or of each kind of entity."""
+    labels: Mapping[str, Any] = block.get("per_label") or block.get("per_entity") or {}
+    if not labels:
+        return None
+    names = ("precision", "recall", "f1")
+    body = [
+        [label, f"{scores['support']:,}", *(f"{scores[name]:.4f}" for name in names)]
+        for label, scores in labels.items()
+    ]
+    return _table(["label", "rows", *names], body)
+
+
+def _data(facts: Facts) -> dict[str, Any]:
+    data: Mapping[str, Any] = facts.metrics.get("data") or {}
+    languages: Mapping[str, int] = data.get("languages") or {}
+    labels: Mapping[str, int] = data.get("labels") or {}
+    body = [[f"language {name}", f"{count:,}"] for name, count in languages.items()]
+    body += [[f"label {name}", f"{count:,}"] for name, count in labels.items()]
+    total = [["all", f"{data['rows']:,}"]] if "rows" in data else []
+    source = str(facts.settings.get("dataset_name") or "")
+    is_ours = source.startswith(builtin.PREFIX)
+    return {
+        "rows": _table(["training rows", "count"], [*body, *total]) if total else None,
+        "dataset": facts.dataset,
+        "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
+        "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
+        "defects": (data.get("notes") or [])[:_MOST_DEFECTS],
+    }
+
+
+def _training(facts: Facts) -> dict[str, Any]:
+    metrics, settings = facts.metrics, facts.settings
+    train: Mapping[str, Any] = metrics.get("train") or {}
+    devices = ", ".join(f"{count} x {name}" for name, count in (metrics.get("devices") or {}).items())
+    unused = [] if facts.is_adapter else ["lora_r", "lora_alpha"]
+    unused += ["max_steps"] if settings.get("max_steps") == -1 else ["num_train_epochs"]
+    body = {
+        "strategy": metrics.get("strategy"),
+        "processes (world size)": metrics.get("world_size"),
+        "devices": devices,
+        "precision": metrics.get("dtype"),
+        "global batch, in rows": metrics.get("global_batch_size"),
+        **{shown: settings.get(name) for name, shown in _SETTINGS.items() if name not in unused},
+        "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
+        **_energy(facts),
+    }
+    shown = [[name, _plain(value)] for name, value in body.items() if value not in (None, "")]
+    versions = [f"{name} {version}" for name, version in (metrics.get("versions") or {}).items()]
+    return {
+        "training": _table(["", ""], shown),
+        "command": fenced(facts.command, "bash") if facts.chosen else None,
+        "versions": ", ".join(versions),
+    }
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _energy(facts: Facts) -> dict[str, str]:
+    """What codecarbon measured, if the run asked for it."""
+    measured = facts.energy
+    if not {"energy_consumed", "emissions"} <= measured.keys():
+        return {}
+    return {
+        "energy, in kWh (codecarbon)": f"{float(measured['energy_consumed']):.4g}",
+        "emissions, in kg of CO2 (codecarbon)": f"{float(measured['emissions']):.4g}",
+    }
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verbatim:
+    """A table of Markdown with escaped cells: the first column to the left, the others to the right."""
+    lines = [header, [":---", *["---:"] * (len(header) - 1)], *body]
+    cells = [[escaped(cell) if line is not lines[1] else cell for cell in line] for line in lines]
+    return Verbatim("\n".join(f"| {' | '.join(line)} |" for line in cells))
+
+
+def _link(name: str, kind: str) -> Verbatim:
+    """A link to the Hub. The name is one of the Hub's form."""
+    return Verbatim(f"[{name}](https://huggingface.co/{kind}{name})")
+
+
+def _listed(names: Sequence[str]) -> Verbatim:
+    return Verbatim(", ".join(map(escaped, names)))

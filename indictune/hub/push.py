@@ -15,7 +15,7 @@ from indictune.checkpoint import store
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.files import METRICS, NOT_PUSHED, write_json
-from indictune.hub.card import write_card
+from indictune.hub.card import CARD, write_card
 from indictune.models.atomic_folder import MODEL_FILES
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> N
 
 
 def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
-    """Write the card, and a list of what is not pushed yet: a killed run would not be pushed otherwise.
+    """Write a list of what is not pushed yet: a run that is killed while it ends would not be pushed otherwise.
 
     Args:
         trainer: of the run.
@@ -60,8 +60,7 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
         folder = Path(str(trainer.args.output_dir))
         name = trainer.hub_model_id or name_of(trainer.args.hub_model_id, folder)
         trainer.hub_model_id = name  # type: ignore[assignment]  # unset if the Hub did not answer when the run began
-        write_card(trainer, name.rpartition("/")[2])
-        write_json(folder / NOT_PUSHED, sorted({*published(folder, saved), METRICS}))
+        write_json(folder / NOT_PUSHED, published(folder, saved))
 
 
 def push(folder: Path, args: IndicTrainingArguments) -> None:
@@ -80,6 +79,8 @@ def push(folder: Path, args: IndicTrainingArguments) -> None:
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():
         return
+    if not (folder / CARD).is_file():  # the run was killed just before
+        write_card(folder, args.hub_model_id)
     try:
         hub = HfApi()
         made = hub.create_repo(name_of(args.hub_model_id, folder), private=args.hub_private_repo, exist_ok=True)
@@ -111,5 +112,5 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
         Names, without links: they may lead anywhere.
     """
     model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
-    names = {*model, "README.md", METRICS}
+    names = {*model, CARD, METRICS}
     return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())

@@ -98,6 +98,7 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
     Call it on one process after every `save_pretrained`. It does nothing for a model without an adapter.
     """
     if isinstance(model, PeftModel):
+        (Path(folder) / "README.md").unlink(missing_ok=True)  # peft's card (0.21) says nothing; `hub.card` writes one
         base = cast(PreTrainedModel, model.get_base_model())
         base.config.architectures = [type(base).__name__]
         if base.can_generate():

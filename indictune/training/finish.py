@@ -24,13 +24,16 @@ from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
 from indictune.files import write_json
 from indictune.hub import push
+from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Tokens
+from indictune.training.data_facts import data_facts
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.predictions import write_predictions
 from indictune.training.verify import verify_saved
+from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +106,8 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     metrics = run_metrics(trainer) | {
         "global_batch_size": trainer.args.global_batch_size,
         "train": training | {"peak_memory_bytes": peak_memory_bytes(trainer)},
+        "data": data_facts(tokens, sharding.unwrapped(trainer).config, run.recipe.values),
+        "versions": versions_of_steps(),
     }
     for name, dataset in (("eval", trainer.eval_dataset), ("test", tokens.test)):
         if dataset is not None:
@@ -115,6 +120,8 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     if trainer.args.push_to_hub:
         push.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)
+    if trainer.args.should_save:
+        write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
     if trainer.args.push_to_hub and run.rank == 0:
         push.push(run.output_dir, trainer.args)
 

@@ -394,18 +394,17 @@ def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pu
         assert "escaped" in card
     for markup in OBEYED:
         assert markup not in card
-    for untrue in ("None", "licence"):
-        assert untrue not in card
-    for shown in (f"- Loss: {metrics['eval']['loss']:.4f}", "- total_train_batch_size: 8", "- Transformers 5."):
+    assert "None" not in card.replace("None was given", "")
+    for shown in ("| global batch, in rows | 8 |", "Versions: indictune ", 'MODEL = "me/out"'):
         assert f"\n{shown}" in card
     if "adapter_config.json" in push.kind.files:
         for shown in ("library_name: peft", f"base_model: {BASE}", "license: mit"):
             assert f"\n{shown}\n" in card
-        assert f"a fine-tuned version of [{BASE}](https://huggingface.co/{BASE}) on an unknown dataset." in card
+        assert f"fine-tuned from [{BASE}](https://huggingface.co/{BASE}) with" in card
     else:
-        assert "This model is a fine-tuned version of one that is not on the Hub, on an unknown dataset." in card
+        assert "fine-tuned from a model that is not on the Hub with" in card
     if push.kind.script != SCRIPT:
-        assert {"- sft", "- trl"} <= set(card.splitlines())
+        assert "- sft" in card.splitlines()
 
 
 @pytest.mark.slow
@@ -422,7 +421,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
         assert f"{kept.url.replace('//', '//(a login)@')}/api/" in said
         assert TOKEN not in said
         assert holding_the_token(out) == []
-        assert "This model was trained from scratch on an unknown dataset." in (out / "README.md").read_text()
+        assert "trained from random weights" in (out / "README.md").read_text()
         # The run is not done when it is started again.
         code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], endpoint)
         assert code == 1, said

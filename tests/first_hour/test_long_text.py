@@ -25,7 +25,6 @@ from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.long_texts import usual_length
 from indictune.data.tokenisation import windows_of
 from indictune.errors import Problems
-from indictune.hub.card import long_texts
 from indictune.models.text_reading import note_reading, recorded_reading
 from indictune.prediction.classifier import Classifier
 from indictune.prediction.served_model import served_model
@@ -257,9 +256,3 @@ def test_auto_is_recorded_with_the_number_it_found(job: Path, tmp_path: Path) ->
     assert (recipe["max_length"], recipe["decided"]["max_length"]) == ("auto", 74)
     config = json.loads((made.folder / "config.json").read_text(encoding="utf-8"))
     assert config["text_reading"] == {"long_text": "head_tail", "max_length": 74}
-
-
-def test_the_card_says_how_long_texts_are_read() -> None:
-    card = long_texts({"long_text": "window", "max_length": 12})
-    assert all(part in card for part in ("12 tokens", "quarter", "indictune predict"))
-    assert long_texts({}) == ""
