@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.doctor.examination import Subject, examine
 from indictune.distributed.doctor.lines import Line, as_json, exit_code
-from indictune.distributed.doctor.roll_call import AbsentError, RollCall
+from indictune.distributed.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.distributed.launch import rank_of, read_launch
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.errors import Problem, Problems, problems_of
@@ -29,7 +28,6 @@ from indictune.hub.push import name_of
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
-from indictune.stop_signals import OF_SCHEDULERS
 from indictune.tasks.protocol import Task
 from indictune.training.prepare import task_of_flags
 from indictune.training.rank_consistency import values_of_node
@@ -66,10 +64,9 @@ def doctor_command(argv: Sequence[str]) -> int:
         except AbsentError as error:
             if error.lines:
                 report(error.lines)
-            roll.give_up()
+            roll.give_up(has_printed=bool(error.lines))
             os._exit(1)  # the process group would wait for the absent
-        for number in OF_SCHEDULERS:  # a launcher sends one to all when the first has ended
-            signal.signal(number, signal.SIG_IGN)
+        ignore_stops()
         if rank_of(os.environ) == 0:
             report([])
         roll.end()

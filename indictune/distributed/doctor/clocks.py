@@ -36,7 +36,7 @@ def clock_lines(by_rank: Sequence[Sequence[float]], hosts: Sequence[str]) -> lis
     if len(by_rank) == 1:
         return [Line(CHECK, "ok", "one process")]
     skews = [median(own - first for own, first in zip(each, by_rank[0], strict=True)) for each in by_rank]
-    middle = sorted(skews)[(len(skews) - 1) // 2]
+    middle = median(skews) if len(skews) > 2 else 0.0  # of two, the second is named
     off = {rank: skew - middle for rank, skew in enumerate(skews) if abs(skew - middle) > WIDE_S}
     found = [
         Line(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -26,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from indictune.distributed import elastic, rank_values
 from indictune.distributed.doctor.lines import Line
 from indictune.distributed.launch import rank_of, world_size_of
-from indictune.stop_signals import Stopped
+from indictune.stop_signals import OF_SCHEDULERS, Stopped
 
 T = TypeVar("T")
 
@@ -106,8 +108,12 @@ class RollCall:
         try:
             yield
         except (RuntimeError, DistError, Stopped) as error:  # a peer is gone, and the launcher may have noticed first
-            why = "" if isinstance(error, Stopped) else str(error).partition("\n")[0]
-            raise AbsentError(self._absent(why) if self._claims() else []) from error
+            ignore_stops()
+            waited = f"in {time.monotonic() - self._since:.0f} s"
+            self._since = 0.0  # else the watch reports too
+            if not isinstance(error, Stopped):
+                waited = f"and the wait failed ({_in_short(error)})"
+            raise AbsentError(self._absent(waited) if self._claims() else []) from error
         finally:
             self._since = 0.0
 
@@ -148,11 +154,14 @@ class RollCall:
             while self.rank == 0 and self._store.add("left", 0) < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.02)
 
-    def give_up(self) -> None:
-        """End the other ranks, which may wait for ever, when this one has printed who is absent."""
+    def give_up(self, has_printed: bool) -> None:
+        """End the other ranks, which may wait for ever, when one has printed who is absent."""
         with suppress(DistError):
-            self._store.set("reported", "")
-            time.sleep(3 * _LOOK_EVERY_S)
+            if has_printed:
+                self._store.set("reported", "")
+                time.sleep(3 * _LOOK_EVERY_S)
+            else:
+                time.sleep(_STACKS_S + _ENDS_S)  # the watch ends this process before
 
     def _arrive(self, name: str) -> None:
         self._place = self._place._replace(number=self._place.number + 1, name=name)
@@ -170,7 +179,7 @@ class RollCall:
                     os._exit(1)
                 since = self._since
                 if since and time.monotonic() - since > self._limit_s and self._claims():
-                    self._report(self._absent())
+                    self._report(self._absent(f"in {self._limit_s:.0f} s"))
                     self._own.set("reported", "")
                     time.sleep(2 * _LOOK_EVERY_S)
                     os._exit(1)
@@ -184,17 +193,17 @@ class RollCall:
         frames = traceback.extract_stack(sys._current_frames()[self._main or 0])[-_FRAMES:]
         return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
 
-    def _absent(self, error: str = "") -> list[Line]:
+    def _absent(self, waited: str) -> list[Line]:
         """A line for each rank that is behind this one, or elsewhere than in the wait, with its stack."""
         here = self._place
         stacks = self._stacks()
         places = {rank: self._of(rank) for rank in range(self.world_size)}
-        waited = f"and the wait failed ({error})" if error else f"in {time.monotonic() - self._since:.0f} s"
         behind = {rank: place for rank, place in places.items() if place is None or place.number < here.number}
         if behind:
             found = dict.fromkeys(behind, "did not arrive")
         else:  # it came, and does something else than to wait
             found = dict.fromkeys(elsewhere(stacks), "arrived, and does not take part")
+            found |= dict.fromkeys(places.keys() - stacks.keys(), "arrived, and does not answer")
         lines = [self._line(rank, places[rank], f"{what} {waited}", stacks.get(rank)) for rank, what in found.items()]
         if lines:
             return lines
@@ -229,6 +238,17 @@ class RollCall:
 
     def _of(self, rank: int) -> Place | None:
         return Place(*json.loads(self._own.get(f"at/{rank}"))) if self._own.check([f"at/{rank}"]) else None
+
+
+def ignore_stops() -> None:
+    """Ignore the signal that a launcher sends to all ranks when the first has ended: this one has to say why."""
+    for number in OF_SCHEDULERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _in_short(error: BaseException) -> str:
+    """The first sentence of an error, without the place in the C++ code of gloo."""
+    return re.sub(r"^\[/.*?\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
 
 
 def elsewhere(stacks: Mapping[int, Sequence[str]]) -> list[int]:

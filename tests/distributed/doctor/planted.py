@@ -1,4 +1,4 @@
-"""Run `indictune doctor` with faults on some ranks: `planted.py [RANK:FAULT ...] -- FLAGS...`, under a launcher."""
+"""Run doctor with faults on some ranks, under a launcher: `planted.py [RANK:FAULT ...] doctor FLAGS...`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 FAULTS |= {each.__name__: each for each in (wrong_sum, fast_clock, slow_link_to_0, dies)}
 
 if __name__ == "__main__":
-    end = sys.argv.index("--")
+    end = sys.argv.index("doctor")
     planted, sys.argv = sys.argv[1:end], [sys.argv[0], *sys.argv[end + 1 :]]
     for rank, name in (each.split(":") for each in planted):
         if rank == os.environ["RANK"]:

@@ -42,7 +42,7 @@ def examined(folder: Path, ranks: int, *faults: str, timeout_s: int = 60) -> Exa
         str(folder / "out"),
     ]
     flags += ["--json", "true", "--collective_timeout", str(timeout_s)]
-    done = start([*torchrun(ranks), SCRIPT, *faults, "--", *flags], {"PLANTED": str(folder)})
+    done = start([*torchrun(ranks), SCRIPT, *faults, "doctor", *flags], {"PLANTED": str(folder)})
     assert done.stdout.startswith("{"), done.stderr
     lines: dict[str, list[dict[str, Any]]] = {}
     for each in json.loads(done.stdout)["checks"]:
@@ -62,6 +62,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 def test_sound_ranks_are_sound(tmp_path: Path) -> None:
     sound = examined(tmp_path, 2)
     assert sound.code == 0
@@ -70,7 +71,7 @@ def test_sound_ranks_are_sound(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_each_planted_fault_is_found_and_named(tmp_path: Path, ranks: int) -> None:
     """All at once: each has a line of its own."""
     found = examined(tmp_path, ranks, *(f"1:{fault}" for fault in FOUND))
@@ -90,7 +91,9 @@ def test_a_planted_fault_is_found_alone(tmp_path: Path, ranks: int, fault: str) 
     assert set(bad) <= {"slowest rank", "slowest link", "packages"}
 
 
-@pytest.mark.parametrize(("ranks", "fault"), [(2, "never_enters"), (3, "never_arrives")])
+@pytest.mark.parametrize(
+    ("ranks", "fault"), [(2, "never_enters"), pytest.param(3, "never_arrives", marks=pytest.mark.slow)]
+)
 def test_a_rank_that_never_comes_is_named_with_its_stack(tmp_path: Path, ranks: int, fault: str) -> None:
     found = examined(tmp_path, ranks, f"1:{fault}", timeout_s=2)
     assert found.code != 0
