@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ AUTO = "auto"
 NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
+PREDICTIONS = "predictions.jsonl"
 REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"
@@ -34,25 +35,59 @@ def is_finished(output_dir: Path) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one, never a part.
+    """Write a file that is either the old one or the new one, never a part; errors as of `LineFile`."""
+    with LineFile(path) as file:
+        file.append(text)
+
+
+class LineFile:
+    """A file that is written text by text, and is either the old one or, at the end of the block, the new one.
+
+    Args:
+        path: of the file.
 
     Raises:
         OSError: it names the file. If the disk refused it, it also has the bytes that are needed and free.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    content = _encoded(text)
-    try:
-        temporary.unlink(missing_ok=True)  # an unpacked folder may bring a link under that name
-        with temporary.open("xb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _named(error, path, len(content)) from error
-        raise
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        self._needed = 0
+
+    def __enter__(self) -> LineFile:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._cleaning():
+            self._temporary.unlink(missing_ok=True)  # an unpacked folder may bring a link under that name
+            self._file = self._temporary.open("xb")
+        return self
+
+    def append(self, text: str) -> None:
+        """Add a text."""
+        content = _encoded(text)
+        self._needed += len(content)
+        with self._cleaning():
+            self._file.write(content)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._cleaning():
+            self._file.close()
+            if kind is None:
+                self._temporary.replace(self.path)
+            else:
+                self._temporary.unlink()
+
+    @contextmanager
+    def _cleaning(self) -> Iterator[None]:
+        """Remove what was written if something goes wrong."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise _named(error, self.path, self._needed) from error
+            raise
 
 
 def _encoded(text: str) -> bytes:

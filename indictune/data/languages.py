@@ -82,6 +82,21 @@ def of_script(text: str) -> str:
     return max(counts, key=counts.__getitem__, default=UNDETERMINED)
 
 
+def scripts_of(texts: Iterable[str], languages: Iterable[str]) -> list[str]:
+    """Whether each text is in its language's own script: `native`, `romanised`, or `none` for a text without letters.
+
+    Latin text is romanised, unless its language is English. `languages` has the language of each text.
+    """
+    pairs = zip(texts, languages, strict=True)
+    return [_script_of(_NOT_LANGUAGE.sub(" ", text), language) for text, language in pairs]
+
+
+def _script_of(text: str, language: str) -> str:
+    if of_script(text) == LATIN:
+        return "native" if language.lower().partition("-")[0] in ("en", "eng", "english") else "romanised"
+    return "native" if any(map(str.isalpha, text)) else "none"
+
+
 def _are_english(texts: list[str]) -> list[bool]:
     from lingua import Language
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from indictune.console_text import table
+from indictune.evaluation.breakdown import Breakdown, Group
 
 
 def scores_table(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -32,6 +33,30 @@ def per_label_table(metrics: Mapping[str, Any]) -> str:
     names = ("precision", "recall", "f1", "support")
     labels = [[label, *(_cell(row[name]) for name in names)] for label, row in metrics["per_label"].items()]
     return table(["label", *names], labels)
+
+
+def in_sentences(breakdown: Breakdown) -> str:
+    """The main score with its interval, of all rows and of the worst language, and the calibration."""
+
+    def shown(group: Group) -> str:
+        score = group.scores[breakdown.score]
+        return f"{score.value:.4f}, 95% interval {score.low:.4f} to {score.high:.4f}"
+
+    lines = [f"{breakdown.score}: {shown(breakdown.overall)}"]
+    if len(breakdown.by["language"]) > 1:
+        worst = breakdown.worst_language
+        lines.append(f"worst language, {worst}: {shown(breakdown.by['language'][worst])}")
+    for what in ("script", "length"):
+        groups = breakdown.by.get(what, {})
+        if len(groups) > 1:
+            values = (f"{name} {group.scores[breakdown.score].value:.4f}" for name, group in groups.items())
+            lines.append(f"by {what}: {', '.join(values)}")
+    if (sure := breakdown.calibration) is not None:
+        after = (
+            "" if sure.temperature is None else f"; {sure.calibrated_ece:.4f} at temperature {sure.temperature:.2f}"
+        )
+        lines.append(f"calibration error: {sure.ece:.4f}{after}")
+    return "\n".join(lines)
 
 
 def _cell(value: float | int) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
 
 from indictune.evaluation.metrics import label_scores, scores_by_language
+from indictune.evaluation.sums import Scored, entities
 
 _IGNORED = -100
 
@@ -38,10 +40,7 @@ def entity_metrics(
     """
     names = list(map(_seqeval_tag, tag_names))
     right = [[names[tag] for tag in row] for row in references]
-    predicted = []
-    for row, is_read in zip(predictions, are_read, strict=True):
-        found = iter(row[row != _IGNORED])
-        predicted.append([names[next(found)] if each else "O" for each in is_read])
+    predicted = predicted_tags(predictions, are_read, names)
 
     def score(rows: np.ndarray) -> dict[str, float]:
         chosen = list(compress(right, rows)), list(compress(predicted, rows))
@@ -54,6 +53,43 @@ def entity_metrics(
     columns = [[report[kind][name] for kind in kinds] for name in ("precision", "recall", "f1-score", "support")]
     block = scores_by_language(score, losses, languages, max(1, num_tags))
     return block | {"num_tags": num_tags, "per_entity": label_scores(columns, kinds)}
+
+
+def predicted_tags(
+    predictions: np.ndarray, are_read: Sequence[Sequence[bool]], names: Sequence[str]
+) -> list[list[str]]:
+    """The predicted tag of each word, O for one that was cut off; arguments as of `entity_metrics`."""
+    tags = []
+    for row, is_read in zip(predictions, are_read, strict=True):
+        found = iter(row[row != _IGNORED])
+        tags.append([names[next(found)] if each else "O" for each in is_read])
+    return tags
+
+
+def entity_scores(
+    predictions: np.ndarray,
+    references: Sequence[Sequence[int]],
+    are_read: Sequence[Sequence[bool]],
+    tag_names: Sequence[str],
+) -> Scored:
+    """Scores the entities of some sentences with intervals; arguments as of `entity_metrics`."""
+    names = list(map(_seqeval_tag, tag_names))
+    predicted = [set(get_entities(row)) for row in predicted_tags(predictions, are_read, names)]
+    right = [set(get_entities([names[tag] for tag in row])) for row in references]
+    kinds = sorted({kind for row in (*predicted, *right) for kind, *_ in row})
+    hits = [found & given for found, given in zip(predicted, right, strict=True)]
+    present, given, both = (_counted(each, kinds) for each in (right, predicted, hits))
+    return entities(present, given, both, kinds)
+
+
+def _counted(rows: Sequence[set[tuple[str, int, int]]], kinds: Sequence[str]) -> np.ndarray:
+    """How many entities of each kind a sentence has, int64 [sentences, kinds]."""
+    number = {kind: at for at, kind in enumerate(kinds)}
+    counts = np.zeros((len(rows), len(kinds)), np.int64)
+    for row, found in zip(counts, rows, strict=True):
+        for kind, *_ in found:
+            row[number[kind]] += 1
+    return counts
 
 
 def _seqeval_tag(tag: str) -> str:

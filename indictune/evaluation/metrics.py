@@ -91,13 +91,20 @@ def classification_metrics(
 def flatten_for_trainer(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of `classification_metrics` that the Trainer logs and compares checkpoints by.
 
-    They are `loss`, `accuracy`, `macro_f1`, `worst_language_macro_f1`, and `macro_f1_<language>` for each language.
+    They are `loss`, `accuracy`, `macro_f1`, `worst_language_macro_f1`, `macro_f1_<language>` for each language, and
+    `f1_<label>` for each label.
     """
     overall = {name: metrics[name] for name in ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")}
     per_language = metrics["per_language"].items()
-    return overall | {language_metric(language): row["macro_f1"] for language, row in per_language}
+    per_label = {label_metric(label): row["f1"] for label, row in metrics["per_label"].items()}
+    return overall | {language_metric(language): row["macro_f1"] for language, row in per_language} | per_label
 
 
 def language_metric(language: str) -> str:
     """The flat name of a language's macro-F1. The Trainer's model card would take some characters for markup."""
     return f"macro_f1_{_MARKUP.sub('_', language)}"
+
+
+def label_metric(label: str) -> str:
+    """The flat name of a label's F1."""
+    return f"f1_{_MARKUP.sub('_', label)}"

@@ -26,6 +26,8 @@ from indictune.models.load_errors import MODEL_FLAG
 
 logger = logging.getLogger(__name__)
 
+TEMPERATURE = "calibration_temperature"  # of the configuration: logits are divided by it for calibrated scores
+
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
     """`load_config` for a sequence classifier.

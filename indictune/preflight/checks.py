@@ -83,7 +83,7 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
-    found += [*check_long_texts(plan.data, task), *check_do_predict(plan, task)]
+    found += [*check_long_texts(plan.data, task), *check_do_predict(plan)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
@@ -92,13 +92,11 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     return list(dict.fromkeys(found))
 
 
-def check_do_predict(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
-    """Refuse `--do_predict` without test rows, and for tasks whose texts get no label."""
+def check_do_predict(plan: AnyPlan) -> list[Problem]:
+    """Refuse `--do_predict` without test rows. With them, every run writes their predictions."""
     values = plan.configuration
     if not plan.training.do_predict:
         return []
-    if task.name != "classification":
-        return [problem("not-of-this-task", "--do_predict")]
     has_test_rows = values.get("test_file") or values.get("dataset_name")
     return [] if has_test_rows else [problem("needs-test-rows", "--do_predict", plan.training.do_predict)]
 

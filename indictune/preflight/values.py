@@ -30,10 +30,10 @@ def check_values(plan: AnyPlan) -> list[Problem]:
 def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse to compare checkpoints by a metric that the task does not have."""
     metric = str(plan.training.metric_for_best_model).removeprefix("eval_")
-    known, prefix = task.metrics(plan), task.language_metrics(plan)
-    if metric in known or (prefix and metric.startswith(prefix)):
+    known, prefixes = task.metrics(plan), task.metric_prefixes(plan)
+    if metric in known or metric.startswith(prefixes):
         return []
-    expected = " or ".join([*known, *([f"{prefix}<language>"] if prefix else [])])
+    expected = " or ".join([*known, *(f"{prefix}<name>" for prefix in prefixes)])
     return [problem("metric-unknown", "--metric_for_best_model", metric, expected=expected)]
 
 

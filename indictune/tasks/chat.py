@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from torch import nn
@@ -27,7 +28,9 @@ from indictune.data.templates import choose_template
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
+from indictune.evaluation.breakdown import Breakdown, RowFacts, break_down
 from indictune.evaluation.console_tables import scores_table
+from indictune.evaluation.sums import answers
 from indictune.models.adapter_base import continues_texts
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer
@@ -35,7 +38,7 @@ from indictune.models.position_limits import positions_of
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
 
 Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
 
@@ -98,7 +101,9 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
         assert train is not None
         notes = [*rows.splits.notes, *chats.notes]
-        return ChatTokens(train, validation, test, chats.location, chats.folder, notes, chats.summary, chats=chats)
+        origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
+        made = train, validation, test, chats.location, chats.folder, notes, chats.summary
+        return ChatTokens(*made, origins=origins, chats=chats)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -140,7 +145,25 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         positions = None if plan.model_config is None else positions_of(plan.model_config)
         chats = tokenise_splits(test, tokenizer, template, asked, positions)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
-        return chats.datasets["test"], [*test.notes, *chats.notes]
+        return TestTokens(chats.datasets["test"], [*test.notes, *chats.notes], _origins(chats, "test"))
+
+
+class _Talks:
+    """The messages of each row that is evaluated, joined by line breaks. It can be read many times."""
+
+    def __init__(self, chats: Chats, split: str) -> None:
+        self._messages = chats.rows[split].table["messages"]
+        self._rows = pc.list_flatten(chats.datasets[split].data["rows"])
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self._rows:
+            yield "\n".join(message["content"] for message in self._messages[row.as_py()].as_py())
+
+
+def _origins(chats: Chats, split: str) -> Origins:
+    """Where the rows of a split that is not packed come from."""
+    rows, dataset = chats.rows[split], chats.datasets[split]
+    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _Talks(chats, split))
 
 
 class Answers(Objective):
@@ -163,6 +186,16 @@ class Answers(Objective):
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
         return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        for loss, tokens, right in zip(*(each.tolist() for each in results), strict=True):
+            yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_right": right}
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        facts = RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
+        return break_down("answers", facts, answers(*results), lower_is_better=True)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_answers(block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
@@ -23,9 +24,10 @@ from indictune.data.tokenisation import tokenise_splits
 from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
-from indictune.evaluation.metrics import language_metric
+from indictune.evaluation.metrics import label_metric, language_metric
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.classifier import (
+    TEMPERATURE,
     class_names,
     label_order,
     load_classifier,
@@ -39,14 +41,14 @@ from indictune.models.text_reading import note_reading, recorded_reading
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
 logger = logging.getLogger(__name__)
 
 Plan = RunPlan[DataArguments, Args]
 
-LANGUAGE_METRICS = language_metric("")
+ONE_OF_MANY = language_metric(""), label_metric("")
 # Of the modes that are not one label a text, the default first.
 METRICS = {
     REGRESSION: ("pearson", "loss", "spearman", "mae"),
@@ -74,9 +76,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     training_arguments = Args
     name = "classification"
     takes_long_texts = True
-    lower_is_better = ("mae",)
+    lower_is_better = ("mae", "ece")
     head = "ForSequenceClassification"
-    scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")
+    scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1", "ece")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_classifier_config(args)
@@ -102,8 +104,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     def metrics(self, plan: Plan) -> tuple[str, ...]:
         return METRICS.get(str(plan.data.problem_type), self.scores)
 
-    def language_metrics(self, plan: Plan) -> str:
-        return "" if plan.data.problem_type in METRICS else LANGUAGE_METRICS
+    def metric_prefixes(self, plan: Plan) -> tuple[str, ...]:
+        return () if plan.data.problem_type in METRICS else ONE_OF_MANY
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
@@ -118,7 +120,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"))
+            check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"), labels)
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
@@ -138,8 +140,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         train, validation, test = (made.get(split) for split in SPLITS)
         assert train is not None
         location, notes = splits.rows["train"].location, splits.notes
-        made_tokens = Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length)
-        return replace(made_tokens, test_location=None if test is None else splits.rows["test"].location)
+        origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
+        return Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length, origins=origins)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -147,6 +149,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
         model = load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
+        vars(model.config).pop(TEMPERATURE, None)  # of the model that the training starts from
         note_reading(model.config, plan.data.long_text, int(plan.data.max_length))
         return model
 
@@ -177,7 +180,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert test is not None
         keep_rejected(test.folder, plan.output_dir, plan.launch.rank)
         dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
-        return dataset, [*test.notes, *padding_notes(config, trains=False)]
+        origins = Origins(test.rows["test"].location, test.rows["test"].texts)
+        return TestTokens(dataset, [*test.notes, *padding_notes(config, trains=False)], origins)
 
 
 def _notes_of_type(plan: Plan) -> list[str]:
@@ -193,16 +197,17 @@ def _reason(max_length: int, positions: int | None) -> str:
     return "the 99th percentile of the training rows"
 
 
-def check_metric(metric: str, validation: Rows | None) -> None:
-    """Refuse to compare checkpoints by a language that no validation row has: the first evaluation would fail.
+def check_metric(metric: str, validation: Rows | None, labels: Sequence[str] = ()) -> None:
+    """Refuse to compare checkpoints by a language or label that no row has: the first evaluation would fail.
 
     Raises:
         UserError: `metric-of-unseen-language`.
     """
     name = metric.removeprefix("eval_")
-    if validation is None or not name.startswith(LANGUAGE_METRICS):
+    if validation is None or not name.startswith(ONE_OF_MANY):
         return  # `preflight.values` refuses a metric that does not exist
-    known = [language_metric(language) for language in sorted(validation.table["language"].unique().to_pylist())]
+    languages = sorted(validation.table["language"].unique().to_pylist())
+    known = [*map(language_metric, languages), *map(label_metric, labels)]
     if name not in known:
         details = {"source": validation.source, "known": " or ".join(known)}
         raise UserError("metric-of-unseen-language", "--metric_for_best_model", name, **details)

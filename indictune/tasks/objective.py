@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from datasets import Dataset
 from torch import nn
 
 from indictune.data.collation import Row
+from indictune.evaluation.breakdown import Breakdown
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 
@@ -25,9 +26,11 @@ class Objective(ABC):
 
     Attributes:
         loss: of a micro-batch; None if the trainer has its own.
+        keeps_scores: whether `measure` keeps all that `predictions` and `breakdown` need.
     """
 
     loss: SharedLoss | None = None
+    keeps_scores: bool = False
 
     @abstractmethod
     def collator(self, evaluating: bool) -> Collator:
@@ -45,6 +48,21 @@ class Objective(ABC):
             results: of `measure`, in the dataset's order.
             is_validation: whether the rows may fit something, such as a threshold.
         """
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        """What the model makes of each row, for `predictions.jsonl`; arguments as of `score`. By default nothing."""
+        return iter(())
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        """Scores for whom, for `evaluation.json`, after `score` of the same rows; None for a task without them.
+
+        Args:
+            results: of `measure`, with `keeps_scores`, in the dataset's order.
+            scripts: of each row, as of `scripts_of`; None if unknown.
+        """
+        return None
 
     @abstractmethod
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:

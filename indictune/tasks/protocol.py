@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,28 @@ Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 EvaluationPlan = RunPlan[EvaluateArguments, IndicTrainingArguments]  # of `indictune evaluate`
-TestTokens = tuple[Dataset, Sequence[str]]  # of a file for a saved model, and notes for the user
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the rows of a split come from.
+
+    Attributes:
+        location: the `file:line` of a row, given by its number.
+        texts: of the rows, which can be read many times.
+    """
+
+    location: Callable[[int], str]
+    texts: Iterable[str]
+
+
+@dataclass(frozen=True)
+class TestTokens:
+    """The tokenised rows of a file for a saved model, notes for the user, and where the rows come from, if known."""
+
+    rows: Dataset
+    notes: Sequence[str] = ()
+    origins: Origins | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ class Tokens:
 
     Attributes:
         row_location: the `file:line` of a training row, given by its number.
-        test_location: the same of a test row; None for a task without `--do_predict`.
+        origins: of the rows of each split, as far as the task knows them.
         folder: of the cached rows, with those that were left out; None without a cache.
         notes: for the user.
         summary: a table for the user, or empty.
@@ -62,7 +83,7 @@ class Tokens:
     notes: Sequence[str] = ()
     summary: str = ""
     max_length: int | None = None
-    test_location: Callable[[int], str] | None = None
+    origins: Mapping[str, Origins] = field(default_factory=dict)
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
@@ -118,9 +139,9 @@ class Task(ABC, Generic[Rows, Data, Training]):
         """The metrics that can compare the checkpoints of this run."""
         return self.scores
 
-    def language_metrics(self, plan: RunPlan[Data, Training]) -> str:
-        """The prefix of metrics of one language, or empty."""
-        return ""
+    def metric_prefixes(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
+        """The prefixes of metrics of one language or label."""
+        return ()
 
     @abstractmethod
     def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:
@@ -165,7 +186,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        """The token ids of `--test_file` for a saved model, and notes for the user.
+        """The token ids of `--test_file` for a saved model.
 
         Args:
             plan: of `indictune evaluate`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,29 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
+from indictune.evaluation.breakdown import Breakdown, Group, RowFacts, break_down
+from indictune.evaluation.calibration import (
+    calibration_of,
+    expected_calibration_error,
+    fit_temperature,
+    reliability,
+)
+from indictune.evaluation.confusion import Confusion, group_of_confusion
 from indictune.evaluation.console_tables import per_label_table, scores_table
 from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
 from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
 from indictune.evaluation.regression import regression_metrics
-from indictune.models.classifier import class_names
+from indictune.evaluation.sums import numbers, several_labels
+from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import Model
 from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective
+
+MAX_SCORES = 20  # labels of a row in predictions.jsonl, the likeliest
+_DIGITS = 6  # of their scores
 
 
 class TextObjective(Objective):
@@ -37,12 +50,10 @@ class TextObjective(Objective):
     Attributes:
         kind: transformers' Auto class of the model.
         METRICS: scores of a language and of all rows.
-        keeps_scores: whether `measure` keeps what `predictions` needs, besides what `score` needs.
     """
 
     kind: type[Any] = AutoModelForSequenceClassification
     METRICS: tuple[str, ...] = ()
-    keeps_scores = False
 
     def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
         self.config = config
@@ -64,16 +75,17 @@ class TextObjective(Objective):
     def tables(self, block: dict[str, Any]) -> str:
         return scores_table(block, self.METRICS)
 
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
-        """Of each row its `label`, the `predicted` one and the `scores` by label; arguments as of `score`."""
-        raise NotImplementedError
-
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
+
+
+def facts_of(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
+    """Of whom the rows of an evaluation are."""
+    return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
 
 def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,35 +107,58 @@ class SingleLabel(TextObjective):
     ) -> None:
         super().__init__(config, tokenizer, padded)
         self.loss = loss or ExactLoss()
+        self.temperature: float | None = getattr(config, TEMPERATURE, None)
         self._class_names = class_names(config)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
-        """The predicted label and the loss."""
+        """The predicted label, the loss, and the log probability of that label, or of all of them [rows, labels]."""
         logits, labels = read_texts(model, inputs)
-        measured = logits.argmax(-1), row_losses(logits, labels)
-        return (*measured, logits.float().softmax(-1)) if self.keeps_scores else measured
+        scores = logits.float().log_softmax(-1)
+        return logits.argmax(-1), row_losses(logits, labels), scores if self.keeps_scores else scores.amax(-1)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        predicted, losses = results
-        return classification_metrics(
+        predicted, losses, scores = results
+        references = np.asarray(dataset["labels"][:])
+        if self.keeps_scores and is_validation:
+            self.temperature = fit_temperature(scores, references)
+        block = classification_metrics(
             predictions=predicted,
-            references=dataset["labels"][:],
+            references=references,
             losses=losses,
             languages=dataset["language"][:],
             label_names=self._class_names,
         )
+        best = scores.max(1) if self.keeps_scores else scores
+        return block | {"ece": expected_calibration_error(reliability(np.exp(best), predicted == references))}
 
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         names = self._class_names
-        for label, predicted, scores in zip(dataset["labels"][:], results[0], results[2], strict=True):
-            by_label = dict(zip(names, scores.tolist(), strict=True))
-            yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
+        for label, predicted, logs in zip(dataset["labels"][:], results[0], results[2], strict=True):
+            best = np.sort(np.argsort(-logs, kind="stable")[:MAX_SCORES])
+            scores = {names[at]: round(math.exp(logs[at]), _DIGITS) for at in best}
+            yield {"label": names[label], "predicted": names[predicted], "scores": scores}
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        predicted, _, logs = results
+        references, names = np.asarray(dataset["labels"][:]), self._class_names
+
+        def group(rows: np.ndarray) -> Group:
+            return group_of_confusion(Confusion(references[rows], predicted[rows], len(names)), names)
+
+        calibration = calibration_of(logs, predicted == references, self.temperature)
+        return break_down("single_label", facts_of(dataset, scripts), group, names, calibration)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return flatten_for_trainer(block)
+        return flatten_for_trainer(block) | {"ece": block["ece"]}
 
     def tables(self, block: dict[str, Any]) -> str:
         return f"{scores_table(block, ('accuracy', 'macro_f1'))}\n\n{per_label_table(block)}"
+
+    def fitted(self) -> dict[str, Any]:
+        """The temperature that is best on the validation rows."""
+        return {} if self.temperature is None else {TEMPERATURE: self.temperature}
 
 
 class Regression(TextObjective):
@@ -149,6 +184,12 @@ class Regression(TextObjective):
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         for label, predicted in zip(dataset["labels"][:], results[0].tolist(), strict=True):
             yield {"label": label, "predicted": predicted}
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        scored = numbers(results[0], np.asarray(dataset["labels"][:]))
+        return break_down("regression", facts_of(dataset, scripts), scored)
 
 
 class MultiLabel(TextObjective):
@@ -181,6 +222,12 @@ class MultiLabel(TextObjective):
             given = [name for name, is_given in zip(names, labels, strict=True) if is_given]
             predicted = [name for name, score in zip(names, scores, strict=True) if score >= self.threshold]
             yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        scored = several_labels(results[0] >= self.threshold, np.asarray(dataset["labels"][:]), self._class_names)
+        return break_down("multi_label", facts_of(dataset, scripts), scored, self._class_names)
 
     def tables(self, block: dict[str, Any]) -> str:
         return f"{super().tables(block)}\n\n{per_label_table(block)}"

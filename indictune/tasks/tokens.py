@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import torch
 from datasets import Dataset
-from torch import nn
-from torch.nn import functional
-from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import DataArguments, ModelArguments
@@ -23,13 +18,11 @@ from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split
 from indictune.data.tokenisation import check_lengths
 from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
-from indictune.evaluation.entities import entity_metrics
 from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
-from indictune.tasks.objective import Batch
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
-from indictune.tasks.text_objectives import TextObjective
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
+from indictune.tasks.token_tags import TokenTags
 
 Plan = RunPlan[DataArguments, Args]
 
@@ -85,7 +78,9 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
         made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
         notes = check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
-        return Tokens(made["train"], made.get("validation"), made.get("test"), train.location, notes=notes)
+        origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
+        held_out = made.get("validation"), made.get("test")
+        return Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins)
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)
@@ -104,27 +99,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
         problems.raise_any()
         assert rows is not None
-        return _tokenised(rows, plan.data.max_length)["test"], []
-
-
-class TokenTags(TextObjective):
-    """The tag of each word. Entities are compared whole, as seqeval does."""
-
-    kind = AutoModelForTokenClassification
-    METRICS = ("precision", "recall", "f1")
-    loss = ExactLoss()
-
-    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
-        """The predicted tag of each token that carries one [rows, tokens], and the summed loss."""
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits.float()
-        losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
-        return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
-
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        predicted, losses = results
-        tags, is_read, languages = (dataset[name][:] for name in ("tags", "is_read", "language"))
-        return entity_metrics(predicted, losses, tags, is_read, languages, class_names(self.config))
+        test = rows.splits["test"]
+        return TestTokens(_tokenised(rows, plan.data.max_length)["test"], [], Origins(test.location, test.texts))
 
 
 def _tokenised(rows: TaggedRows, max_length: int) -> dict[str, Dataset]:

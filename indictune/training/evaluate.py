@@ -135,18 +135,18 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if not asked.test_file:
         problems.raise_any()
-    dataset, notes = task.tokenise_test(plan, tokenizer, problems)
+    test = task.tokenise_test(plan, tokenizer, problems)
     assert config is not None
     assert tokenizer is not None
-    run.warn(notes)
+    run.warn(test.notes)
     plan, args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = _trainer(model, args, dataset, tokenizer, objective, plan.launch)
+    trainer = _trainer(model, args, test.rows, tokenizer, objective, plan.launch)
     model_split.prepare(trainer, trainer.mesh)
     sharding.prepare_for_evaluation(trainer)
-    evaluate_file(trainer, run, dataset, asked.test_file)
+    evaluate_file(trainer, run, test, asked.test_file)
 
 
 def _trainer(

@@ -31,8 +31,10 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
         Stopped: a rank was asked to stop.
     """
     began = time.time()
-    detailed = trainer.objective.score(dataset, measured_rows(trainer, dataset), dataset is trainer.eval_dataset)
+    results = measured_rows(trainer, dataset)
+    detailed = trainer.objective.score(dataset, results, dataset is trainer.eval_dataset)
     trainer.detailed_metrics[prefix] = detailed
+    trainer.measured = results if trainer.objective.keeps_scores else None
     flat = trainer.objective.flatten(detailed)
     metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
     at_once = trainer.args.eval_batch_size * trainer.launch.data_size

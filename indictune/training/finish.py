@@ -22,20 +22,23 @@ from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.trained_recipe import configuration_of
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
+from indictune.evaluation.console_tables import in_sentences
 from indictune.files import write_json
 from indictune.hub import push
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
-from indictune.tasks.protocol import Tokens
+from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.data_facts import data_facts
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.predictions import write_predictions
+from indictune.training.predictions import Findings
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
+
+NAMES = {"validation": "eval", "test": "test"}  # of the blocks of metrics.json and evaluation.json
 
 
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
@@ -109,11 +112,11 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
         "data": data_facts(tokens, sharding.unwrapped(trainer).config, run.recipe.values),
         "versions": versions_of_steps(),
     }
-    for name, dataset in (("eval", trainer.eval_dataset), ("test", tokens.test)):
-        if dataset is not None:
-            metrics[name] = evaluate(trainer, run, dataset, name)
-    if trainer.args.do_predict and tokens.test is not None and tokens.test_location is not None:
-        write_predictions(trainer, run, tokens.test, tokens.test_location)
+    findings = Findings(run)
+    with findings.writing():
+        for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
+            if dataset is not None:
+                metrics[NAMES[split]] = evaluate(trainer, findings, dataset, split, tokens.origins.get(split))
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
@@ -126,13 +129,30 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
         push.push(run.output_dir, trainer.args)
 
 
-def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:
-    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
-    trainer.evaluate(dataset, metric_key_prefix=name)
-    block = trainer.detailed_metrics[name]
+def evaluate(
+    trainer: ExactTrainer, findings: Findings, dataset: Dataset, split: str, origins: Origins | None
+) -> dict[str, Any]:
+    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it.
+
+    Args:
+        trainer: with the model that was saved.
+        findings: get the predictions and scores.
+        dataset: the tokenised rows.
+        split: `validation` or `test`.
+        origins: of the rows, if the task knows them.
+    """
+    objective, run = trainer.objective, findings.run
+    objective.keeps_scores = True
+    trainer.evaluate(dataset, metric_key_prefix=NAMES[split])
+    block, results, trainer.measured = trainer.detailed_metrics[NAMES[split]], trainer.measured, None
+    objective.keeps_scores = False
     if not math.isfinite(block["loss"]):
-        run.warn([f"The loss on the {name} rows is {block['loss']}: half precision may overflow on some of them."])
-    run.show(f"\n{'validation' if name == 'eval' else name} rows\n{trainer.objective.tables(block)}")
+        run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
+    run.show(f"\n{split} rows\n{objective.tables(block)}")
+    assert results is not None
+    findings.add(objective, NAMES[split], dataset, results, origins)
+    if NAMES[split] in findings.breakdowns:
+        run.show(f"\n{in_sentences(findings.breakdowns[NAMES[split]])}")
     return block
 
 
@@ -146,10 +166,12 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
         run.show(f"\nWritten to {run.output_dir}")
 
 
-def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:
+def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
     """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
-    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, run, rows, "test")}
-    write_metrics(trainer, run, run_metrics(trainer) | tested)
+    findings = Findings(run)
+    with findings.writing():
+        tested = evaluate(trainer, findings, test.rows, "test", test.origins)
+    write_metrics(trainer, run, run_metrics(trainer) | {"test_file": os.path.abspath(test_file), "test": tested})
 
 
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:

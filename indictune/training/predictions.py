@@ -1,39 +1,99 @@
-"""Write `predictions.jsonl`: what the trained model makes of each test row (`--do_predict`)."""
+"""Write what an evaluation finds: `predictions.jsonl`, a line for each row, and `evaluation.json`, scores for whom."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
 
+import numpy as np
 from datasets import Dataset
 
-from indictune.files import write_whole
+from indictune.data.languages import scripts_of
+from indictune.evaluation.breakdown import EVALUATION, Breakdown, as_json
+from indictune.files import PREDICTIONS, LineFile, json_line, write_json
 from indictune.run import Run
-from indictune.tasks.text_objectives import TextObjective
-from indictune.training.evaluation import measured_rows
-from indictune.training.exact_trainer import ExactTrainer
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Origins
 
-FILE = "predictions.jsonl"
+_ROWS_AT_ONCE = 10_000
 
 
-def write_predictions(trainer: ExactTrainer, run: Run, dataset: Dataset, location: Callable[[int], str]) -> None:
-    """One JSON object a row: `row` (`file:line`), `label`, `predicted` and `scores`. All ranks must call it.
+class Findings:
+    """The files of a run's or a command's evaluations, which rank 0 writes.
 
     Args:
-        trainer: of a classifier, with the model that was saved.
-        run: its folder gets the file.
-        dataset: the tokenised test rows.
-        location: the `file:line` of a row, given by its number.
+        run: its folder gets them.
 
-    Raises:
-        Stopped: a rank was asked to stop.
+    Attributes:
+        breakdowns: of the evaluations so far, by split.
     """
-    objective = trainer.objective
-    assert isinstance(objective, TextObjective)
-    objective.keeps_scores = True
-    results = measured_rows(trainer, dataset)
-    objective.keeps_scores = False
-    if run.rank == 0:
-        rows = enumerate(objective.predictions(dataset, results))
-        lines = (json.dumps({"row": location(number)} | row, ensure_ascii=False) for number, row in rows)
-        write_whole(run.output_dir / FILE, "".join(f"{line}\n" for line in lines))
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.breakdowns: dict[str, Breakdown] = {}
+        self._lines: LineFile | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Collect the evaluations of the block, and put both files into place at its end."""
+        if self.run.rank != 0:
+            yield
+            return
+        with LineFile(self.run.output_dir / PREDICTIONS) as self._lines:
+            yield
+        write_json(self.run.output_dir / EVALUATION, as_json(self.breakdowns))
+
+    def add(
+        self,
+        objective: Objective,
+        split: str,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        origins: Origins | None,
+    ) -> None:
+        """Add an evaluation.
+
+        Args:
+            objective: that has scored the rows and kept the scores.
+            split: `eval` or `test`.
+            dataset: the tokenised rows.
+            results: of them, in their order.
+            origins: of the rows, if the task knows them.
+        """
+        if self._lines is None:
+            return
+        scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
+        found = objective.breakdown(dataset, results, scripts)
+        if found is not None:
+            self.breakdowns[split] = found
+        for line in _lines(objective, split, dataset, results, origins, scripts):
+            self._lines.append(line)
+
+
+def _lines(
+    objective: Objective,
+    split: str,
+    dataset: Dataset,
+    results: Sequence[np.ndarray],
+    origins: Origins | None,
+    scripts: Sequence[str] | None,
+) -> Iterator[str]:
+    """A JSON object a row: `split`, `number`, `row`, `id`, `language`, `script`, `length`, and what the task gives."""
+    texts = iter(() if origins is None else origins.texts)
+    for start in range(0, len(dataset), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(dataset))
+        some = dataset.select(range(start, stop))
+        languages, lengths = some["language"][:], some["length"][:]
+        for at, predicted in enumerate(objective.predictions(some, [each[start:stop] for each in results])):
+            about: dict[str, Any] = {"split": split, "number": start + at}
+            if origins is not None and scripts is not None:
+                about |= {"row": origins.location(start + at), "id": digest(next(texts))}
+                about |= {"script": scripts[start + at]}
+            yield json_line(about | {"language": languages[at], "length": lengths[at]} | predicted)
+
+
+def digest(text: str) -> str:
+    """The id of a text, 16 hexadecimal digits, equal in all runs."""
+    return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.distributed import ProcessGroup
@@ -43,6 +44,7 @@ class TaskTrainer(Trainer):
     nonfinite: NonFinite
     stop_request: StopRequest
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
+    measured: list[np.ndarray] | None = None  # by the latest evaluation, if the objective keeps scores
     launch: Launch
     pipeline: Pipeline | None = None  # where the model is cut into stages
     mesh: DeviceMesh | None  # of its groups, where more than the batch is split

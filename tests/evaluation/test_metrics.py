@@ -178,4 +178,7 @@ def test_flat_view_for_the_trainer() -> None:
         "worst_language_macro_f1": 2 / 3,
         "macro_f1_hi": 7 / 9,
         "macro_f1_te": 2 / 3,
+        "f1_negative": 2 / 3,
+        "f1_neutral": 2 / 3,
+        "f1_positive": 4 / 5,
     }

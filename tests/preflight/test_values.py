@@ -66,6 +66,8 @@ def test_what_needs_a_gpu_is_refused_without_one() -> None:
     [
         (Classification(), "macro_f1", True),
         (Classification(), "eval_macro_f1_ta", True),
+        (Classification(), "f1_positive", True),
+        (Classification(), "eval_ece", True),
         (Classification(), "f1", False),
         (Chat(), "eval_loss", True),
         (Chat(), "answer_token_accuracy", True),

@@ -21,11 +21,11 @@ def test_the_metrics_that_an_evaluation_gives_pass_and_others_do_not() -> None:
         predictions=[0] * 4, references=[0] * 4, losses=[0.0] * 4, languages=languages, label_names=["a", "b"]
     )
     given = flatten_for_trainer(block)
-    assert len(given) == 7
+    assert len(given) == 9
     for name in given:
-        check_metric(name, rows(*languages))
-        check_metric(f"eval_{name}", rows(*languages))
-    for name in ("macro_f1_te", "macro_f1_", "macro_f1_a|b"):
+        check_metric(name, rows(*languages), ["a", "b"])
+        check_metric(f"eval_{name}", rows(*languages), ["a", "b"])
+    for name in ("macro_f1_te", "macro_f1_", "macro_f1_a|b", "f1_c"):
         with pytest.raises(UserError) as raised:
             check_metric(name, rows(*languages))
         assert (raised.value.code, raised.value.flag) == ("metric-of-unseen-language", "--metric_for_best_model")

@@ -1,0 +1,165 @@
+"""Scores for whom: of all rows, and by language, script and length, with intervals; the content of `evaluation.json`.
+
+`read_breakdowns` gives a program what a run or `indictune evaluate` has written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from indictune.evaluation.calibration import Bin, Calibration
+from indictune.evaluation.intervals import Estimate
+
+EVALUATION = "evaluation.json"
+MAX_CONFUSED = 50  # labels of a confusion matrix
+_LENGTHS = (16, 32, 64, 128, 256, 512)  # last tokens of the buckets
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Scores of a label or of a kind of entity; `support` is how often it is right."""
+
+    precision: Estimate
+    recall: Estimate
+    f1: Estimate
+    support: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Scores of some rows.
+
+    Attributes:
+        num_examples: how many rows.
+        scores: by name, the main one first.
+        per_label: by label; empty for a task without labels.
+        confusion: rows of each label (first index) and predicted label, of one label a row and at most 50 labels.
+    """
+
+    num_examples: int
+    scores: dict[str, Estimate]
+    per_label: dict[str, LabelScores] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Scores of an evaluation.
+
+    Attributes:
+        kind: of the task: `single_label`, `multi_label`, `regression`, `entities` or `answers`.
+        score: name of the main score.
+        lower_is_better: whether the main score is best where it is lowest.
+        labels: in the order of the class ids.
+        overall: of all rows.
+        by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
+        worst_language: by the main score, however few rows it has.
+        calibration: of one label a row.
+    """
+
+    kind: str
+    score: str
+    lower_is_better: bool
+    labels: list[str]
+    overall: Group
+    by: dict[str, dict[str, Group]]
+    worst_language: str
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Of whom each row is, each [rows]: `languages`, `scripts` (None if unknown) and `lengths` in tokens."""
+
+    languages: Sequence[str]
+    scripts: Sequence[str] | None
+    lengths: np.ndarray
+
+    def groups(self) -> dict[str, dict[str, np.ndarray]]:
+        """`language`, `script` and `length` -> value -> the numbers of its rows."""
+        found = {"language": _rows_by_value(self.languages)}
+        if self.scripts is not None:
+            found["script"] = _rows_by_value(self.scripts)
+        buckets = np.searchsorted(_LENGTHS, self.lengths)
+        names = [f"{first + 1}-{last}" for first, last in zip((0, *_LENGTHS), _LENGTHS, strict=False)]
+        names.append(f"over {_LENGTHS[-1]}")
+        of_bucket = {name: np.flatnonzero(buckets == number) for number, name in enumerate(names)}
+        return found | {"length": {name: rows for name, rows in of_bucket.items() if len(rows)}}
+
+
+def _rows_by_value(values: Sequence[str]) -> dict[str, np.ndarray]:
+    coded = pa.array(values, pa.string()).dictionary_encode()
+    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    return {
+        name: np.flatnonzero(codes == number) for name, number in sorted(zip(names, range(len(names)), strict=True))
+    }
+
+
+def break_down(
+    kind: str,
+    facts: RowFacts,
+    group_of: Callable[[np.ndarray], Group],
+    labels: Sequence[str] = (),
+    calibration: Calibration | None = None,
+    lower_is_better: bool = False,
+) -> Breakdown:
+    """Score all rows and each group of them.
+
+    Args:
+        kind: of the task.
+        facts: of the rows, of which there is one at least.
+        group_of: scores the rows of these numbers, int64 [some rows]; its first score is the main one.
+        labels: in the order of the class ids.
+        calibration: of one label a row.
+        lower_is_better: whether the main score is best where it is lowest.
+    """
+    overall = group_of(np.arange(len(facts.languages)))
+    groups = facts.groups().items()
+    by = {what: {value: group_of(rows) for value, rows in values.items()} for what, values in groups}
+    score, sign = next(iter(overall.scores)), -1 if lower_is_better else 1
+    worst = min(by["language"], key=lambda language: sign * by["language"][language].scores[score].value)
+    return Breakdown(kind, score, lower_is_better, list(labels), overall, by, worst, calibration)
+
+
+def as_json(breakdowns: Mapping[str, Breakdown]) -> dict[str, Any]:
+    """Breakdowns by split, as `evaluation.json` holds them."""
+    return {split: asdict(each) for split, each in breakdowns.items()}
+
+
+def read_breakdowns(folder: Path) -> dict[str, Breakdown]:
+    """The breakdowns in the folder of a run or an evaluation, by split: `eval` (the validation rows) and `test`.
+
+    Raises:
+        OSError: there are none.
+    """
+    content = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    return {split: _breakdown(each) for split, each in content.items()}
+
+
+def _breakdown(content: dict[str, Any]) -> Breakdown:
+    by = {what: {value: _group(each) for value, each in values.items()} for what, values in content["by"].items()}
+    calibration = content["calibration"]
+    if calibration is not None:
+        bins = [Bin(**each) for each in calibration["bins"]]
+        calibration = Calibration(**{**calibration, "bins": bins})
+    return Breakdown(**{**content, "overall": _group(content["overall"]), "by": by, "calibration": calibration})
+
+
+def _group(content: dict[str, Any]) -> Group:
+    scores = {name: _estimate(each) for name, each in content["scores"].items()}
+    per_label = {
+        label: LabelScores(support=each.pop("support"), **{name: _estimate(score) for name, score in each.items()})
+        for label, each in content["per_label"].items()
+    }
+    return Group(content["num_examples"], scores, per_label, content["confusion"])
+
+
+def _estimate(content: dict[str, Any]) -> Estimate:
+    return Estimate(*(float(content[name]) for name in ("value", "low", "high")))  # NaN is a text in JSON
