@@ -29,6 +29,8 @@ verbs:
               RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
   doctor      check this machine, its ranks and a recipe, alone or under a launcher
               [RECIPE.yaml] [--json] [the run's flags]
+  parity      compare a recipe's runs under strategy files with one process
+              RECIPE.yaml --strategies A,B [--steps N] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D]
   predict     label texts
@@ -146,6 +148,14 @@ def doctor(argv: Sequence[str]) -> int:
     return _until_stopped(doctor_command, argv)
 
 
+def parity(argv: Sequence[str]) -> int:
+    """Compare runs under strategy files with one process."""
+    import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.parity.command import parity_command
+
+    return _until_stopped(parity_command, argv)
+
+
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
     import indictune.before_imports  # noqa: F401, before everything slow
@@ -189,7 +199,7 @@ def checkpoint(argv: Sequence[str]) -> int:
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
-    for each in (train, recipes, prepare, inspect, plan, doctor, evaluate, predict, chat, merge, checkpoint)
+    for each in (train, recipes, prepare, inspect, plan, doctor, parity, evaluate, predict, chat, merge, checkpoint)
 }
 
 

@@ -41,6 +41,26 @@ class DoctorArguments(Checked):
 
 
 @dataclass
+class ParityArguments(Checked):
+    """Which strategies are compared with one process, and how. The other flags are those of the run."""
+
+    strategies: str = flag("", "Strategies with commas between them: files of accelerate_configs/ by name, or others.")
+    steps: int = flag(20, "Optimizer steps of each run.")
+    num_processes: int | None = flag(
+        None, "Processes of each strategy. Default: one for each GPU; without GPUs, as few as the file can have."
+    )
+    tolerance: float = flag(1e-4, "Largest relative difference of runs that agree.")
+    plot: str | None = flag(None, "Gets a picture of the loss curves: png, svg or pdf.")
+    json: bool = flag(False, "Print all numbers as JSON.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no strategy, and a run without steps."""
+        yield from super().check()
+        if not self.strategies:
+            yield problem("parity-which", "--strategies")
+
+
+@dataclass
 class EvaluateArguments(TextArguments, BadRowArguments):
     """Which finished model is evaluated on which rows. Other values default to those of its training."""
 

@@ -11,7 +11,7 @@ from indictune.config.read_words import early_problems, split_flags, unknown_nam
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problems
 
-_TRAINS = ("train", "prepare", "inspect", "plan", "doctor")  # with the flags of a task
+_TRAINS = ("train", "prepare", "inspect", "plan", "doctor", "parity")  # with the flags of a task
 
 
 def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
@@ -27,7 +27,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     """
     flags = dict(split_flags(words))
     more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
-    if verb in ("inspect", "plan", "doctor"):
+    if verb in ("inspect", "plan", "doctor", "parity"):
         more = tuple(flags_of(f"indictune {verb}").values())
     tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
     if "help" in flags:

@@ -68,6 +68,13 @@ class Launcher:
 
     def data_ranks(self) -> int:
         """Processes with different rows; all of them where the sizes of the file are wrong, which the run refuses."""
+        return self._read_ranks() or self.processes
+
+    def axes_fit(self) -> bool:
+        """Whether this number of processes is a product of the sizes in the file."""
+        return self._read_ranks() is not None
+
+    def _read_ranks(self) -> int | None:
         if not content_of(self.config_file).keys() & _MAY_SPLIT_THE_MODEL:
             return self.processes
         from indictune.distributed.launch import read_launch  # takes seconds
@@ -75,7 +82,7 @@ class Launcher:
         try:
             return read_launch(self.environment()).data_size
         except UserError:
-            return self.processes
+            return None
 
     def environment(self) -> Mapping[str, str]:
         """What the launcher would set for rank 0."""
@@ -115,6 +122,19 @@ def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
         return Launcher(known[_ONE_PROCESS if count == 1 else _SEVERAL], count)
     file = find_strategy(strategy)
     return Launcher(file, processes or _default_processes(file))
+
+
+def fitting_launcher(strategy: str, processes: int | None) -> Launcher:
+    """The launcher of a strategy on several processes: without GPUs, the fewest of 2, 4 and 8 that its file can have.
+
+    Arguments and errors are those of `choose_launcher`.
+    """
+    found = choose_launcher(strategy, processes)
+    gives_number = processes is not None or visible_gpus() > 0
+    if gives_number or content_of(found.config_file).get("distributed_type") == "NO":
+        return found
+    several = [Launcher(found.config_file, count) for count in (2, 4, 8)]
+    return next((each for each in several if each.axes_fit()), several[0])
 
 
 def _default_processes(file: Path) -> int:

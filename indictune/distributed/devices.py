@@ -9,6 +9,7 @@ import torch
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan
 from indictune.distributed.collectives import gather_from_all
+from indictune.distributed.sharding import whole_models
 from indictune.models.parameter_counts import KINDS, MetaModel, ParameterCounts, meta_model
 
 SMALL_MODEL = 30_000_000  # multiplied parameters that a CPU trains at ease: a judgement
@@ -59,7 +60,8 @@ def meta_of(plan: AnyPlan) -> MetaModel | None:
     """The plan's model without its weights; None if it is unknown."""
     if plan.model_config is None or plan.head not in KINDS:
         return None
-    return meta_model(plan.model, plan.model_config, plan.head)
+    with whole_models():
+        return meta_model(plan.model, plan.model_config, plan.head)
 
 
 def counts_of(plan: AnyPlan) -> ParameterCounts | None:

@@ -13,7 +13,7 @@ import torch
 from accelerate.state import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments, integrations
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
@@ -215,16 +215,26 @@ def _hidden_from_transformers() -> Iterator[bool]:
 
 
 @contextmanager
-def loading_alone(args: TrainingArguments) -> Iterator[None]:
-    """A block in which one rank loads a model without sharding it and without the other ranks."""
+def whole_models() -> Iterator[None]:
+    """A block in which transformers builds models whole, though ZeRO-3 would shard them.
+
+    On the device `meta` it could not ("Cannot copy out of meta tensor", transformers 5.23).
+    """
+    reference = vars(integrations.deepspeed)["_hf_deepspeed_config_weak_ref"]
+    config = None if reference is None else reference()
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
     try:
-        with _hidden_from_transformers():
-            yield
+        yield
     finally:
-        config = vars(args).get("hf_deepspeed_config")  # missing without DeepSpeed
         if config is not None:
             set_hf_deepspeed_config(config)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def loading_alone() -> Iterator[None]:
+    """A block in which one rank loads a model without sharding it and without the other ranks."""
+    with whole_models(), _hidden_from_transformers():
+        yield
 
 
 def prepare_for_evaluation(trainer: Trainer) -> None:

@@ -110,7 +110,7 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
 
 def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:
     """How the model in `folder` differs from the trained one. The reader refuses missing weights and other shapes."""
-    with sharding.loading_alone(trainer.args):
+    with sharding.loading_alone():
         trusts_code, trusts_checkpoint = runs_own_code(trained.model), trainer.trusts_checkpoint
         saved = trainer.objective.load(folder, trusts_code, trusts_checkpoint, device_map="cpu")
     threads = torch.get_num_threads()

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType, PartialState
 from torch.distributed.tensor import DTensor
+from transformers import set_seed
 
 from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
@@ -23,6 +24,7 @@ from indictune.data.collation import IndexedRows
 from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.model_split import TENSOR
 from indictune.tasks.loss import ExactLoss
+from indictune.training import start
 from indictune.training.callbacks.epoch_shuffle import EpochShuffle
 from indictune.training.callbacks.step_flags import StepFlags
 from indictune.training.exact_trainer import ExactTrainer
@@ -166,6 +168,44 @@ def unsplit_weights() -> None:
     ExactTrainer._finalize_training = and_note  # type: ignore[method-assign, assignment]
 
 
+def shuffled_rank() -> None:
+    """The last rank shuffles by another seed: some rows come twice in a step and others never."""
+    batches: Callable[[TrainingBatches], Iterator[MicroBatch]] = TrainingBatches.__iter__
+
+    def reseeded(self: TrainingBatches) -> Iterator[MicroBatch]:
+        self.seed += self.rank == self.world_size - 1
+        return batches(self)
+
+    TrainingBatches.__iter__ = reseeded  # type: ignore[method-assign]
+
+
+def other_start() -> None:
+    """The weights that are not read are drawn by another seed."""
+
+    def set_next(seed: int) -> None:
+        set_seed(seed + 1)
+
+    vars(start)["set_seed"] = set_next
+
+
+def unclipped() -> None:
+    """The norm is measured, and the gradients stay as they are."""
+    clip = Accelerator.clip_grad_norm_
+    Accelerator.clip_grad_norm_ = lambda self, parameters, max_norm: clip(self, parameters, float("inf"))
+
+
+def other_masks() -> None:
+    """The last rank draws the masks of dropout by another seed."""
+    begin = EpochShuffle.on_epoch_begin
+
+    def reseed(self: EpochShuffle, args: Any, *more: Any, **settings: Any) -> None:
+        begin(self, args, *more, **settings)
+        if args.process_index == args.world_size - 1:
+            torch.manual_seed(5)
+
+    EpochShuffle.on_epoch_begin = reseed  # type: ignore[method-assign]
+
+
 def flipped_bit() -> None:
     """After step 3, the last rank's memory has another bit in a norm's weight."""
     take = StepFlags.on_step_end
@@ -188,5 +228,6 @@ def memory_of_nan() -> None:
 if __name__ == "__main__":
     notes = (noted_sums, unsplit_weights)
     looks = {each.__name__: each for each in (*notes, memory_of_nan, slow_reading, other_rows_in_a_group, flipped_bit)}
+    looks |= {each.__name__: each for each in (shuffled_rank, other_start, unclipped, other_masks)}
     {**MUTANTS, **WITHOUT, **looks}[os.environ["MUTANT"]]()
     runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -98,6 +98,10 @@ class Pipeline:
         self.grad_norm = self._gradients.clip(trainer.args.max_grad_norm)
         return total
 
+    def norm(self) -> Tensor:
+        """The norm of the gradients over all stages, as they are now. All ranks must call it."""
+        return self._gradients.clip(0.0)
+
     def measure(self, inputs: Batch, measure: Callable[[], T]) -> T | None:
         """What `measure` finds on the last rank, where it may call the model; None on the others. All must call it."""
         return self._runner.measure(inputs, lambda _: measure())

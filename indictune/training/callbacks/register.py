@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from transformers import EarlyStoppingCallback, PrinterCallback
 
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
+from indictune.config.task_names import PARITY_TRACE
 from indictune.run import Run
 from indictune.training import bad_steps
 from indictune.training.callbacks.check_divergence import CheckDivergence
 from indictune.training.callbacks.load_best import LoadBest
+from indictune.training.callbacks.parity_trace import ParityTrace
 from indictune.training.callbacks.profile_steps import ProfileSteps
 from indictune.training.callbacks.report_progress import ReportProgress
 from indictune.training.callbacks.restore_progress import RestoreProgress
@@ -39,5 +43,7 @@ def watch(
     trainer.add_callback(LoadBest(trainer))
     if point.checkpoint is not None:
         trainer.add_callback(RestoreProgress(trainer, point))
+    if trace := os.environ.get(PARITY_TRACE):
+        trainer.add_callback(ParityTrace(trainer, Path(trace)))
     if trainer.args.profile_steps:
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))

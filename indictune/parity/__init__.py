@@ -1,0 +1,1 @@
+"""`indictune parity`: does a recipe train the same model under every strategy file?"""
