@@ -1,1 +1,1 @@
-"""`indictune parity`: does a recipe train the same model under every strategy file?"""
+"""`indictune parity`: whether a recipe trains the same model under every strategy file."""

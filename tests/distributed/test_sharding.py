@@ -10,8 +10,9 @@ from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
 from torch import nn
 from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
-from indictune.distributed.sharding import fit_to_model, repeated_blocks
+from indictune.distributed.sharding import fit_to_model, repeated_blocks, whole_models
 from tests.models.tiny import CONFIGS
 
 BLOCKS = {
@@ -95,3 +96,14 @@ def test_a_sharded_model_is_compiled_by_blocks(args: TrainingArguments, by_flag:
         os.environ["ACCELERATE_USE_FSDP"] = "true"
     fit_to_model(classifier("bert"), args)
     assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
+
+
+def test_a_model_is_built_whole_where_zero3_came_up() -> None:
+    """A machine that is examined in the run counts the parameters of the model."""
+    with whole_models():
+        assert not is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+    config = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})  # type: ignore[no-untyped-call]
+    with whole_models():
+        assert not is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+    assert is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+    del config
