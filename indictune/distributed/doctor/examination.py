@@ -26,12 +26,13 @@ from indictune.distributed.doctor.output_folder import disk_line, disk_of
 from indictune.distributed.doctor.packages import CHECK as PACKAGES
 from indictune.distributed.doctor.packages import package_lines
 from indictune.distributed.doctor.roll_call import RollCall
-from indictune.distributed.doctor.row_files import row_digests
+from indictune.distributed.doctor.row_files import CHECK as ROWS
+from indictune.distributed.doctor.row_files import row_digests, row_line
 from indictune.distributed.doctor.shared_memory import shared_memory_line
 from indictune.errors import Problem, UserError
 
 RECIPE = "recipe"
-_FIRST = (PACKAGES, RECIPE)
+_FIRST = (PACKAGES, RECIPE, ROWS)
 _BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the tensor of a collective
 _TIMES = {"cpu": 3, "cuda": 10}
 
@@ -94,9 +95,10 @@ def _of_this_rank(subject: Subject) -> dict[str, Any]:
     own = gpus.facts(subject.local_rank)
     interface = plan.environ.get("NCCL_SOCKET_IFNAME" if own["name"] else "GLOO_SOCKET_IFNAME", "")
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if own["visible"] else None  # type: ignore[no-untyped-call]
-    values = {**subject.values, **row_digests(plan.configuration), "CUDA of torch": torch.version.cuda, "NCCL": nccl}
+    rows = row_digests(plan.configuration)
+    values = {**subject.values, **rows, "CUDA of torch": torch.version.cuda, "NCCL": nccl}
     return {
-        "lines": [asdict(line) for line in _lines_of_machine(subject, own["visible"])],
+        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
         "gpus": own,
         "links": link_speeds.facts(own["name"], interface),
         "values": rank_values.shown(values),

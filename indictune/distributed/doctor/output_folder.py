@@ -41,7 +41,7 @@ def disk_line(plan: AnyPlan, timed: bool) -> Line:
         rate = write_rate(folder) if timed and enough else 0.0
     except OSError as error:
         return Line(CHECK, "fail", f"{folder} cannot be written: {error.strerror}", "Check its permissions and quota.")
-    found = f"{free / 1e9:,.0f} GB free"
+    found = f"{free / 1e9:,.1f} GB free"
     if size:
         found += f"; a checkpoint takes {size / 1e9:,.2f} GB, and there are {kept} at once"
     if free < size * kept or not enough:

@@ -10,10 +10,14 @@ from typing import Any
 from indictune.data.file_names import files_named
 from indictune.data.row_sources import SPLITS
 from indictune.data.weighted_files import entries_of
+from indictune.distributed.doctor.lines import Line
 from indictune.errors import UserError
+
+CHECK = "rows"
 
 _READ_WHOLE, _PARTS, _PART = 256 << 20, 64, 1 << 20  # bytes, parts, bytes
 _DIGITS = 12
+_UNREADABLE = "unreadable"
 
 
 def row_digests(configuration: Mapping[str, Any]) -> dict[str, str]:
@@ -31,6 +35,17 @@ def row_digests(configuration: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def row_line(digests: Mapping[str, str]) -> Line:
+    """Whether the files of `row_digests` can be read."""
+    missing = [
+        f"{name.removeprefix('content of ')} is {each}" for name, each in digests.items() if _UNREADABLE in each
+    ]
+    if missing:
+        return Line(CHECK, "fail", "; ".join(missing), "Check the paths and permissions on this node.")
+    found = [f"{name.removeprefix('content of ')}: {each}" for name, each in digests.items()]
+    return Line(CHECK, "ok", "; ".join(found) or "no files are named")
+
+
 def _shown(named: Any, split: str, has_weights: bool = False) -> str:
     try:
         files = (
@@ -42,7 +57,7 @@ def _shown(named: Any, split: str, has_weights: bool = False) -> str:
         for file in files:
             size += _add(digest, Path(file))
     except (OSError, UserError) as error:
-        return f"unreadable: {error}"
+        return f"{_UNREADABLE}: {error}"
     return f"{len(files)} file(s), {size:,} bytes, digest {digest.hexdigest()[:_DIGITS]}"
 
 

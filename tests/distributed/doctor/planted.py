@@ -26,7 +26,7 @@ def another_dataset() -> None:
     place = sys.argv.index("--train_file") + 1
     rows = Path(sys.argv[place])
     other = rows.with_name("other.jsonl")
-    other.write_text(rows.read_text(encoding="utf-8").replace("good", "bad", 1), encoding="utf-8")
+    other.write_text(rows.read_text(encoding="utf-8").replace("good", "poor", 1), encoding="utf-8")
     sys.argv[place] = str(other)
 
 

@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from indictune.config.plan import Launch
 from indictune.distributed.doctor import build_tools, four_bit, hub_access, output_folder, packages
 from indictune.distributed.doctor.lines import Line
-from indictune.distributed.doctor.row_files import row_digests
+from indictune.distributed.doctor.row_files import row_digests, row_line
 from indictune.distributed.doctor.shared_memory import shared_memory_line
 from tests.plans import plan_of
 from tests.ranks.launching import ROOT
@@ -145,7 +145,9 @@ def test_rows_are_compared_by_their_content_not_by_their_names(tmp_path: Path) -
     a, b, c = (row_digests({"train_file": str(tmp_path / f"{name}.csv")}) for name in "abc")
     assert a == b != c
     missing = row_digests({"train_file": str(tmp_path / "no.csv")})
-    assert missing["content of --train_file"].startswith("unreadable: ")
+    assert row_line(missing).status == "fail"
+    assert row_line(missing).found.startswith("--train_file is unreadable: ")
+    assert row_line(a).found == f"--train_file: {a['content of --train_file']}"
     weighted = row_digests({"train_files": [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")]})
     assert weighted["content of --train_files"].startswith("2 file(s), 8 bytes, ")
 
