@@ -32,7 +32,7 @@ verbs:
   parity      compare a recipe's runs under strategy files with one process
               RECIPE.yaml --strategies A,B [--steps N] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
-              --model DIR --test_file F [--output_dir D]
+              --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B
   predict     label texts
               FOLDER [--text T | --input_file F] [--output_file O]
   chat        talk to a language model in the terminal
@@ -157,7 +157,11 @@ def parity(argv: Sequence[str]) -> int:
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """Score a finished run's model on a file."""
+    """Score a finished run's model on a file, or compare two runs."""
+    if any(word.partition("=")[0] == "--compare" for word in argv):
+        from indictune.evaluation.compare_runs import compare_command
+
+        return compare_command(argv)
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.supervise.execute import execute
     from indictune.training.evaluate import evaluation_of

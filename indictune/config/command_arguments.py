@@ -77,6 +77,8 @@ class EvaluateArguments(TextArguments, BadRowArguments):
     fp16: bool = flag(False, "Compute in fp16.")
     ddp_timeout: int = flag(1800, "End the command after the processes have waited this many seconds for one.")
     verbose: bool = flag(False, "Also show the messages of the other libraries.")
+    compare: list[str] = flag([], "Compare the predictions in the folders of two runs instead of scoring a model.")
+    json: bool = flag(False, "Print all numbers of --compare as JSON.")
 
 
 @dataclass
@@ -99,6 +101,9 @@ class PredictArguments(BadRowArguments, FileFormArguments):
     max_length: int | None = flag(None, "Cut texts to this many tokens. Default: as in training.")
     max_tokens_per_device: int | None = flag(
         None, "Most tokens in a batch of one process. Default: 2048 on a CPU, 32768 on a GPU."
+    )
+    calibrated: bool = flag(
+        False, "Divide logits by the temperature that the run fitted on its validation rows. Labels stay the same."
     )
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
     trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")

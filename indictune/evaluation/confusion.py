@@ -44,19 +44,25 @@ def scores_of_labels(counts: LabelCounts, samples: LabelCounts, labels: list[str
 
 
 class Confusion:
-    """The rows of one label each, counted by label and predicted label.
+    """Rows of one label each, counted by label and predicted label.
 
     Args:
-        references: class ids, int [rows].
-        predictions: class ids, int [rows].
+        present: label of each cell, int [cells].
+        predicted: predicted label of each cell, int [cells].
+        counts: of the rows in each cell, int [cells].
         num_labels: of the model.
     """
 
-    def __init__(self, references: np.ndarray, predictions: np.ndarray, num_labels: int) -> None:
-        self.num_labels = num_labels
-        cells, self.counts = np.unique(np.asarray(references) * num_labels + predictions, return_counts=True)
-        self._present, self._predicted = np.divmod(cells, num_labels)
-        self._hits = self._present == self._predicted
+    def __init__(self, present: np.ndarray, predicted: np.ndarray, counts: np.ndarray, num_labels: int) -> None:
+        self.counts, self.num_labels = counts, num_labels
+        self._present, self._predicted = present, predicted
+        self._hits = present == predicted
+
+    @classmethod
+    def of_rows(cls, references: np.ndarray, predictions: np.ndarray, num_labels: int) -> Confusion:
+        """The counts of rows with these class ids, int [rows] each."""
+        cells, counts = np.unique(np.asarray(references) * num_labels + predictions, return_counts=True)
+        return cls(*np.divmod(cells, num_labels), counts, num_labels)
 
     def label_counts(self, counts: np.ndarray) -> LabelCounts:
         """Counts of labels from counts of cells, [..., cells]."""
@@ -72,6 +78,11 @@ class Confusion:
         adder = csr_matrix((ones, places), shape=(self.num_labels, len(label_of_cell)))
         summed: np.ndarray = (adder @ counts.T).T
         return summed
+
+    def macro_f1(self, counts: np.ndarray) -> np.ndarray:
+        """The macro-F1 for counts of cells, [..., cells]."""
+        of_labels = self.label_counts(counts)
+        return of_labels.macro(of_labels.scores()[2])
 
     def samples(self) -> LabelCounts:
         """Counts of labels in resampled rows, [RESAMPLES, labels]."""

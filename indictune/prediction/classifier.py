@@ -62,7 +62,8 @@ class Classifier:
             pack_weights(model)
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """The logits of cleaned texts, float32 [texts, labels]; NaN for a text without words or tokens."""
+        """The logits of cleaned texts, over the temperature, float32 [texts, labels]; NaN for a text without words or
+        tokens."""
         found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
         tokens = self._tokens(texts)
         lengths = np.array([sum(map(len, row)) if text else 0 for row, text in zip(tokens, texts, strict=True)])
@@ -72,7 +73,7 @@ class Classifier:
         with torch.inference_mode(), self._autocast():
             # They stay on the device until all are computed: fetching each would wait for it.
             parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
-        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy()
+        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(self.served.reading.temperature)
         return found
 
     def _tokens(self, texts: Sequence[str]) -> list[list[list[int]]]:

@@ -15,7 +15,7 @@ from indictune.config.trained_recipe import configuration_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapter_base import config_file, continues_texts
-from indictune.models.classifier import class_names
+from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import load_tokenizer
 from indictune.models.position_limits import check_max_length, positions_of
 from indictune.models.serving_tokenizer import without_cleaning
@@ -37,6 +37,7 @@ class Reading:
         long_text: how longer texts are read.
         bf16: compute in bf16.
         fp16: compute in fp16.
+        temperature: by which logits are divided.
     """
 
     text_column: str
@@ -45,6 +46,7 @@ class Reading:
     long_text: LongText
     bf16: bool
     fp16: bool
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,12 @@ def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
     """How the training of a model read texts, by its `recipe.yaml`; flags override it.
 
     Raises:
-        UserError: the recipe is unreadable, or `--max_length` exceeds the model's positions.
+        UserError: the recipe is unreadable, `--max_length` exceeds the model's positions, or the run fitted no
+            temperature.
     """
+    temperature = getattr(config, TEMPERATURE, None) if asked.calibrated else 1.0
+    if temperature is None:
+        raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
     trained = configuration_of(Path(asked.model))
     trained = recorded_reading(config) | trained
     default = unresolved(TextArguments, trained)
@@ -103,6 +109,7 @@ def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
         long_text=default.long_text,
         bf16=trained.get("bf16", False) if asked.bf16 is None else asked.bf16,
         fp16=trained.get("fp16", False) if asked.fp16 is None else asked.fp16,
+        temperature=temperature,
     )
 
 

@@ -145,7 +145,7 @@ class SingleLabel(TextObjective):
         references, names = np.asarray(dataset["labels"][:]), self._class_names
 
         def group(rows: np.ndarray) -> Group:
-            return group_of_confusion(Confusion(references[rows], predicted[rows], len(names)), names)
+            return group_of_confusion(Confusion.of_rows(references[rows], predicted[rows], len(names)), names)
 
         calibration = calibration_of(logs, predicted == references, self.temperature)
         return break_down("single_label", facts_of(dataset, scripts), group, names, calibration)

@@ -30,7 +30,7 @@ def drawn(rows: int, seed: int, right: float = 0.7) -> tuple[np.ndarray, np.ndar
 
 
 def of_labels(references: np.ndarray, predictions: np.ndarray) -> Callable[[np.ndarray], Group]:
-    return lambda rows: group_of_confusion(Confusion(references[rows], predictions[rows], 3), LABELS)
+    return lambda rows: group_of_confusion(Confusion.of_rows(references[rows], predictions[rows], 3), LABELS)
 
 
 def test_each_group_agrees_with_scikit_learn() -> None:
@@ -82,10 +82,10 @@ def covered(score: Callable[[int], tuple[Estimate, float]], trials: int = 400) -
 
 
 def test_intervals_of_macro_f1_cover_at_the_stated_rate() -> None:
-    truth = group_of_confusion(Confusion(*drawn(2_000_000, 10**6), 3), LABELS).scores["macro_f1"].value
+    truth = group_of_confusion(Confusion.of_rows(*drawn(2_000_000, 10**6), 3), LABELS).scores["macro_f1"].value
 
     def one(seed: int) -> tuple[Estimate, float]:
-        return group_of_confusion(Confusion(*drawn(300, seed), 3), LABELS).scores["macro_f1"], truth
+        return group_of_confusion(Confusion.of_rows(*drawn(300, seed), 3), LABELS).scores["macro_f1"], truth
 
     assert 0.92 <= covered(one) <= 0.98
 

@@ -92,6 +92,25 @@ def test_texts_get_the_labels_and_scores_of_the_plain_model(model: Path) -> None
     assert found[0]["language"] == "hi" or predict(model, ["यह अच्छी"])[0]["language"] == "hi"
 
 
+def test_calibrated_scores_are_those_of_cooler_logits(model: Path, tmp_path: Path) -> None:
+    texts = invented(20)
+    assert [each.code for each in _refused(lambda: predict(model, texts, calibrated=True))] == ["not-calibrated"]
+    folder = shutil.copytree(model, tmp_path / "calibrated")
+    config = json.loads((folder / "config.json").read_text()) | {"calibration_temperature": 2.5}
+    (folder / "config.json").write_text(json.dumps(config))
+    plain, cooled = predict(folder, texts), predict(folder, texts, calibrated=True)
+    expected = (logits_of(model, texts) / 2.5).softmax(-1)
+    assert torch.allclose(torch.tensor([list(row["scores"].values()) for row in cooled]), expected, atol=1e-5)
+    assert [row["label"] for row in cooled] == [row["label"] for row in plain]
+    assert plain == predict(model, texts)
+
+
+def _refused(call: Any) -> list[Any]:
+    with pytest.raises(UserError) as raised:
+        call()
+    return raised.value.problems
+
+
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression", "lora"])
 def test_models_of_every_kind(tmp_path: Path, kind: str) -> None:
     texts = invented(20)
