@@ -25,6 +25,7 @@ from indictune.config.command_arguments import (
     ParityArguments,
     PlanArguments,
     PredictArguments,
+    PushArguments,
     TalkArguments,
 )
 from indictune.errors import catalogue
@@ -49,6 +50,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": PredictArguments,
     "chat": TalkArguments,
     "merge": MergeArguments,
+    "push": PushArguments,
     "checkpoint": CheckpointArguments,
 }
 TRAINING_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"

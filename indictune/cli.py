@@ -39,6 +39,8 @@ verbs:
               FOLDER [--temperature T] [--max_new_tokens N]
   merge       make an adapter and its base one model
               ADAPTER --output_dir D [--dtype T]
+  push        upload a finished model with its card to the Hub
+              DIR REPO_ID [--private true] [--revision R] [--create_pr true]
   checkpoint  list and verify a run's checkpoints, or make one a plain model
               DIR [--convert_to FOLDER]
 
@@ -54,6 +56,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
+    **dict.fromkeys(("upload", "publish", "push_to_hub"), "push"),
     **dict.fromkeys(("export", "merge_lora", "merge-lora"), "merge"),
     **dict.fromkeys(("init", "new", "examples", "configs", "quickstart"), "recipes"),
     **dict.fromkeys(("resume",), "train ... --resume_from_checkpoint auto"),
@@ -194,6 +197,15 @@ def merge(argv: Sequence[str]) -> int:
     return _until_stopped(merge_command, argv)
 
 
+def push(argv: Sequence[str]) -> int:
+    """Upload a finished model to the Hub."""
+    from indictune.hub.push_command import push_command
+    from indictune.supervise.logs import log_to_console
+
+    log_to_console()
+    return _until_stopped(push_command, argv)
+
+
 def checkpoint(argv: Sequence[str]) -> int:
     """List and verify checkpoints, or make one a plain model."""
     from indictune.checkpoint.command import checkpoint_command
@@ -203,7 +215,10 @@ def checkpoint(argv: Sequence[str]) -> int:
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
-    for each in (train, recipes, prepare, inspect, plan, doctor, parity, evaluate, predict, chat, merge, checkpoint)
+    for each in (
+        *(train, recipes, prepare, inspect, plan, doctor, parity),
+        *(evaluate, predict, chat, merge, push, checkpoint),
+    )
 }
 
 

@@ -159,6 +159,25 @@ class MergeArguments(Checked):
 
 
 @dataclass
+class PushArguments(Checked):
+    """Which finished model goes to which repository of the Hub."""
+
+    folder: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    repo_id: str = flag("", "The repository, as you/name. It is made if it is missing. May be a bare second word.")
+    private: bool = flag(False, "Make the repository private, if it is made.")
+    revision: str | None = flag(None, "Branch, which is made if it is missing, or refs/pr/N. Default: main.")
+    create_pr: bool = flag(False, "Open a pull request in a repository that exists. It needs no right to write there.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a missing folder or repository, and two targets."""
+        yield from super().check()
+        if not self.folder or not self.repo_id:
+            yield problem("push-needs", "--repo_id" if self.folder else "--folder")
+        if self.create_pr and self.revision is not None:
+            yield problem("push-revision-or-pr", "--revision", self.revision)
+
+
+@dataclass
 class CheckpointArguments(Checked):
     """Which checkpoints are listed, or which one is converted."""
 

@@ -1,4 +1,4 @@
-"""The push to the Hub: the repository when a run begins, its files when it is finished."""
+"""What a push to the Hub sends, whether the token may send it, and the push of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -16,9 +17,13 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.files import METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import CARD, write_card
+from indictune.hub.upload import Destination, reason_of, retried, status_of, upload
 from indictune.models.atomic_folder import MODEL_FILES
 
 logger = logging.getLogger(__name__)
+
+# Besides the model. Not the predictions: they hold the texts.
+_DOCUMENTS = (CARD, METRICS, "evaluation.json", "report.html", "figures/*.png")
 
 
 def name_of(hub_model_id: str | None, output_dir: Path) -> str:
@@ -26,27 +31,43 @@ def name_of(hub_model_id: str | None, output_dir: Path) -> str:
     return hub_model_id or output_dir.absolute().name
 
 
-def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> None:
-    """Make the repository, so that no run trains towards an impossible push.
+def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
+    """Make the repository and ask whether the token may write to it, so that no run trains towards an impossible push.
 
     A resumed run continues without the Hub: its push makes the repository too.
 
     Args:
-        args: of the run.
-        make: makes it.
+        trainer: of the run.
+        make: makes it, and gives the trainer its name.
 
     Raises:
-        UserError: it could not be made, for a run that has saved nothing yet.
+        UserError: it could not be made or is not the user's, for a run that has saved nothing yet.
     """
-    folder = Path(str(args.output_dir))
+    folder = Path(str(trainer.args.output_dir))
     try:
-        make()
+        retried(make)
+        if trainer.is_world_process_zero():
+            check_write(str(trainer.hub_model_id))
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
-        refusal = UserError("no-repository", "--push_to_hub", name_of(args.hub_model_id, folder), reason=reason)
+        refusal = refusal_of(error, "--push_to_hub", name_of(trainer.args.hub_model_id, folder))
         if not store.listed(folder):
             raise refusal from error
         logger.warning("%s This run continues, and its push at the end tries again.", refusal.message)
+
+
+def check_write(repo_id: str) -> None:
+    """Ask the Hub whether the token may write to a repository.
+
+    Raises:
+        HfHubHTTPError: it may not.
+    """
+    retried(partial(HfApi().auth_check, repo_id, write=True))
+
+
+def refusal_of(error: Exception, flag: str, name: str) -> UserError:
+    """An error of the Hub as a problem of the user's, by its status."""
+    codes = {401: "hub-token-refused", 403: "no-write-permission"}
+    return UserError(codes.get(status_of(error) or 0, "no-repository"), flag, name, reason=reason_of(error))
 
 
 def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
@@ -64,7 +85,7 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
 
 
 def push(folder: Path, args: IndicTrainingArguments) -> None:
-    """Upload what a finished run has not pushed yet, if anything: its model, card and metrics.
+    """Upload what a finished run has not pushed yet, if anything: its model, card, metrics and report.
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
     this machine, and `training_args.bin`, a pickle.
@@ -74,43 +95,33 @@ def push(folder: Path, args: IndicTrainingArguments) -> None:
         args: name the repository.
 
     Raises:
-        RuntimeError: the Hub refused, or did not answer.
+        PushError: the Hub refused, or did not answer.
     """
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():
         return
+    to = Destination(name_of(args.hub_model_id, folder), args.hub_private_repo, args.hub_revision)
     if not (folder / CARD).is_file():  # the run was killed just before
-        write_card(folder, args.hub_model_id)
-    try:
-        hub = HfApi()
-        made = hub.create_repo(name_of(args.hub_model_id, folder), private=args.hub_private_repo, exist_ok=True)
-        hub.upload_folder(
-            repo_id=made.repo_id,
-            folder_path=folder,
-            commit_message="End of training",
-            allow_patterns=published(folder, json.loads(not_pushed.read_text(encoding="utf-8"))),
-            revision=args.hub_revision,
-        )
-    except Exception as error:
-        raise RuntimeError(
-            f"The model is whole in {folder}; the push failed: {error} "
-            "The same command with --resume_from_checkpoint auto tries again."
-        ) from error
+        write_card(folder, to.repo_id)
+    saved = json.loads(not_pushed.read_text(encoding="utf-8"))
+    url = upload(folder, published(folder, saved), to, "End of training")
+    logger.info("Pushed to %s", url)
     not_pushed.unlink()
 
 
 def published(folder: Path, saved: Collection[str]) -> list[str]:
-    """The files of a finished run that a push uploads: its model, card and metrics.
+    """The files of a model's folder that a push uploads: its model, card, metrics, report and pictures.
 
     The folder may also hold files of the user, of whatever names.
 
     Args:
-        folder: of the run.
-        saved: names of the files that it saved as its model.
+        folder: of the model.
+        saved: names of the files that may be of the model.
 
     Returns:
         Names, without links: they may lead anywhere.
     """
-    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
-    names = {*model, CARD, METRICS}
-    return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
+    model = [folder / name for name in saved if any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
+    documents = [path for pattern in _DOCUMENTS for path in folder.glob(pattern)]
+    paths = [path for path in (*model, *documents) if path.is_file() and not path.is_symlink()]
+    return sorted({path.relative_to(folder).as_posix() for path in paths if not path.parent.is_symlink()})

@@ -32,6 +32,7 @@ from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import push
+from indictune.hub.upload import PushError
 from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
 from indictune.supervise import run_folder
@@ -170,7 +171,7 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
         if args.push_to_hub:
             try:
                 push.push(run.output_dir, args)
-            except RuntimeError as error:
+            except PushError as error:
                 return End("failed", str(error))
         run.show(message)
     return End("ok", "")

@@ -185,7 +185,7 @@ class ExactTrainer(TaskTrainer):
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
         """Make the repository by `make_repository`: the Trainer does so before a callback exists."""
-        make_repository(self.args, partial(super().init_hf_repo, *args, **settings))
+        make_repository(self, partial(super().init_hf_repo, *args, **settings))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Note the norm of a step's gradients: callbacks do not see it before the optimizer's step."""

@@ -427,7 +427,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
         assert code == 1, said
         status = json.loads((out / "status.json").read_text())
         assert status["state"] == "failed"
-        assert "The same command with --resume_from_checkpoint auto tries again." in status["message"]
+        assert f"indictune push {out} me/out" in status["message"]
         assert said.count(status["message"]) == 1
         kept.refuses = False
         code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], endpoint)
@@ -452,7 +452,7 @@ def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
         kept.away_for = 0
         code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.finish:save_model:1")
         assert code == -9, said
-        kept.away_for = 1
+        kept.away_for = 6
         code, said, _ = pushed(*command, kept.url)
     assert code == 0, said
     assert "its push at the end tries again" in said

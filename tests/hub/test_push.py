@@ -1,0 +1,207 @@
+"""`indictune push` against a Hub on this machine that fails in every way that a push has to outlive."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard, constants, set_client_factory
+from huggingface_hub.hf_api import api
+from huggingface_hub.utils._http import default_client_factory
+
+from indictune.cache_folders import _OF_A_CHECKPOINT
+from indictune.cli import main
+from indictune.hub import upload
+from tests.faults.hub import Fault, Hub, hub
+from tests.hub.folders import CONFIG, model_folder
+
+TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
+WEIGHTS = b"\x08" * 5000
+PUSHED = ["README.md", "config.json", "figures/curves.png", "metrics.json", "model.safetensors", "report.html"]
+STAY = (
+    *("training_args.bin", "optimizer.pt", "recipe.yaml", "predictions.jsonl", "train_log.jsonl", "mine.py"),
+    *("other.safetensors", "logs/rank-0.log", "checkpoint-4/model.safetensors", "photo.png"),
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub that this process asks; nobody sleeps, and large files go by LFS."""
+    with hub() as kept:
+        kept.large = ".safetensors"
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "ENDPOINT", kept.url)
+        monkeypatch.setattr(api, "endpoint", kept.url)
+        yield kept
+        set_client_factory(default_client_factory)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited between attempts, without waiting."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a finished run, with files that are nobody's business."""
+    made = model_folder(tmp_path / "out")
+    (made / "model.safetensors").write_bytes(WEIGHTS)
+    for name in (*PUSHED, *STAY):
+        (made / name).parent.mkdir(exist_ok=True)
+        if not (made / name).exists() and name != "README.md":
+            (made / name).write_text("secret")
+    return made
+
+
+def test_a_push_sends_the_model_its_card_and_its_report_alone(server: Hub, folder: Path) -> None:
+    assert main(["push", str(folder), "me/out", "--private"]) == 0
+    ((branch, _, paths),) = server.commits
+    assert (branch, paths) == ("main", PUSHED)
+    assert server.files["model.safetensors"] == WEIGHTS
+    assert server.stored == {sha256(WEIGHTS).hexdigest(): WEIGHTS}
+    assert {(each["name"], each["organization"], each["visibility"]) for each in server.made} == {
+        ("out", "me", "private")
+    }
+    card = server.files["README.md"].decode()
+    assert 'MODEL = "me/out"' in card
+    ModelCard(card).validate()
+    assert json.loads(server.sent[-1])["content"] == card  # which the Hub was asked about
+    assert not any(str(folder.parent).encode() in body for body in server.sent)
+    assert not any(TOKEN.encode() in body for body in server.sent)
+
+
+def test_a_card_that_the_user_wrote_is_pushed_as_it_is(server: Hub, folder: Path) -> None:
+    (folder / "README.md").write_text('# mine\nMODEL = "out"\nMODEL = "other"\n')
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert server.files["README.md"].decode() == '# mine\nMODEL = "me/out"\nMODEL = "other"\n'
+
+
+def test_a_push_to_a_branch_and_a_pull_request(server: Hub, folder: Path) -> None:
+    assert main(["push", str(folder), "me/out", "--revision", "v2"]) == 0
+    assert b"/api/models/me/out/branch/v2" in server.sent
+    assert main(["push", str(folder), "me/out", "--create_pr"]) == 0
+    assert [branch for branch, *_ in server.commits] == ["v2", "refs/pr/1"]
+
+
+@pytest.mark.parametrize("part", ["/repos/create", "/auth-check", "/preupload/", "/batch", "/stored/", "/commit/"])
+@pytest.mark.parametrize("answer", [500, 503, 429, "drop"])
+def test_a_hub_that_is_away_is_asked_again(
+    server: Hub, folder: Path, waits: list[float], part: str, answer: int
+) -> None:
+    server.faults = [Fault(part, answer, times=3)]
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert waits[:3] == [1, 2, 4]
+    assert server.files["model.safetensors"] == WEIGHTS
+
+
+def test_a_hub_that_asks_for_a_pause_gets_it(server: Hub, folder: Path, waits: list[float]) -> None:
+    server.faults = [Fault("/auth-check", 429, headers={"Retry-After": "17"})]
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert waits == [17]
+
+
+def test_a_repository_that_another_commit_holds_is_asked_again(server: Hub, folder: Path, waits: list[float]) -> None:
+    server.faults = [Fault("/commit/", 409)]
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert waits == [1]
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(
+    server: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(upload, "WAITS_S", (0, 0))
+    server.faults = [Fault("/commit/", "slow")]
+    began = time.monotonic()
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert time.monotonic() - began < 10
+    assert server.files["model.safetensors"] == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "code"),
+    [
+        *(("/repos/create", 401, "hub-token-refused"), ("/auth-check", 401, "hub-token-refused")),
+        *(("/auth-check", 403, "no-write-permission"), ("/repos/create", 400, "no-repository")),
+    ],
+)
+def test_a_token_that_may_not_write_uploads_nothing(
+    server: Hub, folder: Path, capsys: pytest.CaptureFixture[str], part: str, status: int, code: str
+) -> None:
+    server.faults = [Fault(part, status, times=9)]
+    assert main(["push", str(folder), "me/out"]) == 2
+    said = capsys.readouterr().err
+    assert f"[{code}]" in said
+    assert TOKEN not in said
+    assert not any(b"/preupload/" in path for path in server.sent)
+
+
+@pytest.mark.parametrize("answer", [403, 500, "drop"])
+def test_a_push_that_fails_leaves_the_model_and_goes_on_by_the_command_that_it_prints(
+    server: Hub, folder: Path, waits: list[float], capsys: pytest.CaptureFixture[str], answer: int
+) -> None:
+    server.faults = [Fault("/commit/", answer, times=99)]
+    assert main(["push", str(folder), "me/out", "--revision", "v2"]) == 1
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    said = capsys.readouterr().err
+    command = f"indictune push {folder} me/out --revision v2"
+    assert said.rstrip().endswith(command)
+    assert TOKEN not in said
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    server.faults, server.sent = [], []
+    assert main(command.split()[1:]) == 0
+    assert not any(path.startswith(b"/stored/") for path in server.sent)  # the weights are there already
+    assert server.files["model.safetensors"] == WEIGHTS
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_pull_request_that_fails_goes_on_in_the_same_one(
+    server: Hub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.faults = [Fault("/commit/", 400)]
+    assert main(["push", str(folder), "me/out", "--create_pr"]) == 1
+    command = f"indictune push {folder} me/out --revision refs/pr/1"
+    assert capsys.readouterr().err.rstrip().endswith(command)
+    assert main(command.split()[1:]) == 0
+    assert [branch for branch, *_ in server.commits] == ["refs/pr/1"]
+
+
+def test_all_mistakes_come_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indictune.hub.push_command.get_token", lambda: None)
+    assert main(["push", str(tmp_path), "a/b/c"]) == 2
+    said = capsys.readouterr().err
+    assert all(f"[{code}]" in said for code in ("nothing-to-push", "hub-token-missing", "repository-name"))
+    assert main(["push", "--revision", "x", "--create_pr"]) == 2
+    said = capsys.readouterr().err
+    assert all(f"[{code}]" in said for code in ("push-needs", "push-revision-or-pr"))
+
+
+def test_a_checkpoint_and_an_adapter_on_a_base_of_this_machine_are_not_pushed(
+    server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, adapter = model_folder(tmp_path / "checkpoint-4"), model_folder(tmp_path / "adapter")
+    for name in _OF_A_CHECKPOINT:
+        (checkpoint / name).touch()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
+    for made, code in ((checkpoint, "folder-in-checkpoint"), (adapter, "push-of-local-base")):
+        (made / "model.safetensors").write_bytes(WEIGHTS)
+        assert main(["push", str(made), "me/out"]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
+    assert server.sent == []
+
+
+def test_a_models_own_code_is_pushed_with_it(server: Hub, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "mine.Mine"}}))
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert "mine.py" in server.files
