@@ -258,6 +258,11 @@ class SentimentTrainingArguments(IndicTrainingArguments):
     class_weights: str | None = flag(
         None, "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."
     )
+    baseline: bool = flag(
+        True,
+        "Compare the finished model of one label a text with logistic regression on character n-grams, which learns "
+        "from the same rows in seconds.",
+    )
     regression_loss: Literal["mse", "huber"] = flag(
         "mse", "Loss of --problem_type regression. huber grows linearly for errors above 1."
     )

@@ -92,6 +92,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         training, mode = plan.training, plan.data.problem_type
         given = {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
         if mode in METRICS:
+            given["--baseline"] = training.baseline and "baseline" in plan.recipe.values
             given["--class_weights"] = training.class_weights is not None
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
         return found + [problem("not-of-this-problem-type", flag, problem_type=mode) for flag in given if given[flag]]

@@ -30,6 +30,7 @@ from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
+from indictune.training.baseline import add_baseline
 from indictune.training.data_facts import data_facts
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.predictions import Findings
@@ -120,6 +121,10 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
+    if wants_baseline(run, findings):
+        split = "validation" if tokens.test is None else "test"
+        scored = trainer.eval_dataset if tokens.test is None else tokens.test
+        add_baseline(run, tokens, split, scored, findings.results[0])
     if trainer.args.push_to_hub:
         push.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)
@@ -127,6 +132,13 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
         write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
     if trainer.args.push_to_hub and run.rank == 0:
         push.push(run.output_dir, trainer.args)
+
+
+def wants_baseline(run: Run, findings: Findings) -> bool:
+    """Whether this process compares the model with the baseline: `--baseline`, and one label a text."""
+    assert run.plan is not None
+    asked = run.plan.configuration.get("baseline", False)  # of a task that has the flag
+    return asked and any(each.kind == "single_label" for each in findings.breakdowns.values())
 
 
 def evaluate(

@@ -28,11 +28,13 @@ class Findings:
 
     Attributes:
         breakdowns: of the evaluations so far, by split.
+        results: of the latest evaluation.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.breakdowns: dict[str, Breakdown] = {}
+        self.results: Sequence[np.ndarray] = ()
         self._lines: LineFile | None = None
 
     @contextmanager
@@ -64,6 +66,7 @@ class Findings:
         """
         if self._lines is None:
             return
+        self.results = results
         scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
         found = objective.breakdown(dataset, results, scripts)
         if found is not None:

@@ -1,0 +1,63 @@
+"""Compare a run's classifier with the baseline, on the same split."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import numpy as np
+from datasets import Dataset
+
+from indictune.evaluation.baseline import chosen_rows, predicted_by_ngrams, some
+from indictune.evaluation.comparison import compare, verdict
+from indictune.files import write_json
+from indictune.progress import OWN_PROGRESS
+from indictune.run import Run
+from indictune.tasks.protocol import Tokens
+
+MIN_ROWS = 100  # fewer training rows say nothing of a model
+
+
+def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:
+    """Train the baseline, write `baseline.json`, and show it next to the model; one process calls it.
+
+    Args:
+        run: its folder gets the file.
+        tokens: of the run, with one label a row.
+        split: that is scored, `validation` or `test`.
+        dataset: its tokenised rows.
+        predicted: class ids by the model, int [rows].
+    """
+    if len(tokens.train) < MIN_ROWS:
+        return
+    OWN_PROGRESS.passed("training the baseline")
+    began = time.monotonic()
+    train, scored = tokens.origins["train"], tokens.origins[split]
+    learned, labelled = chosen_rows(train.texts), chosen_rows(scored.texts)
+    by_ngrams = predicted_by_ngrams(
+        some(train.texts, learned), _labels(tokens.train)[learned], some(scored.texts, labelled)
+    )
+    languages = [language for language, is_chosen in zip(dataset["language"][:], labelled, strict=True) if is_chosen]
+    found = compare(_labels(dataset)[labelled], by_ngrams, predicted[labelled], languages)
+    seconds = time.monotonic() - began
+    rows = {"train_rows": int(learned.sum()), "of_train_rows": len(learned)}
+    rows |= {"rows": int(labelled.sum()), "of_rows": len(labelled)}
+    content = {"model": "character n-grams 2 to 5, TF-IDF, logistic regression", "split": split, "seconds": seconds}
+    write_json(run.output_dir / "baseline.json", content | rows | asdict(found))
+    scores = f"macro_f1 {found.overall.first:.4f}, the model's {found.overall.second:.4f}"
+    first = f"baseline, {content['model']} ({seconds:.1f} s): {scores}"
+    less = [
+        f"{what} {count:,} of {whole:,} {name} rows"
+        for what, name, count, whole in (
+            ("It learned", "training", rows["train_rows"], rows["of_train_rows"]),
+            ("Both labelled", split, rows["rows"], rows["of_rows"]),
+        )
+        if count < whole
+    ]
+    sentence = verdict(found, ("the baseline", "the model")).partition("\n")[0]
+    run.show("\n".join([f"\n{first}", *(f"{each}." for each in less), sentence[0].upper() + sentence[1:]]))
+
+
+def _labels(dataset: Dataset) -> np.ndarray:
+    labels: np.ndarray = dataset.data["labels"].to_numpy()
+    return labels

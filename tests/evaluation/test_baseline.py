@@ -1,0 +1,57 @@
+"""The baseline: which rows it takes, and what it finds in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from indictune.config.recipe import Recipe
+from indictune.errors import Problems
+from indictune.evaluation import baseline
+from indictune.evaluation.baseline import chosen_rows, predicted_by_ngrams
+from indictune.run import Run
+from indictune.tasks.protocol import Origins, Tokens
+from indictune.training.baseline import add_baseline
+
+GOOD, BAD = ["बहुत अच्छी फिल्म", "romba nalla padam", "great film"], ["बेकार फिल्म", "mosam padam", "bad film"]
+
+
+def test_rows_are_taken_until_the_characters_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "MAX_CHARACTERS", 1_000)
+    chosen = chosen_rows(["x" * 30] * 500)
+    assert chosen.sum() == 34  # the first to pass 1,000 is the last
+    assert (chosen == chosen_rows(["x" * 30] * 500)).all()
+    assert 50 < np.flatnonzero(chosen).mean() < 450
+    assert chosen_rows(["x" * 30] * 5).all()
+
+
+def test_words_that_decide_are_found_in_every_script() -> None:
+    texts, labels = (GOOD + BAD) * 10, np.array([0, 0, 0, 1, 1, 1] * 10)
+    assert predicted_by_ngrams(texts, labels, GOOD + BAD).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def made(texts: list[str], labels: list[int]) -> tuple[Dataset, Origins]:
+    columns = {"labels": labels, "language": ["hi", "ta", "en"] * (len(texts) // 3)}
+    return Dataset.from_dict(columns), Origins(str, texts)
+
+
+@pytest.mark.parametrize("rows", [6, 120])
+def test_a_model_is_compared_on_the_same_split(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = rows // 6
+    train, train_origins = made((GOOD + BAD) * times, [0, 0, 0, 1, 1, 1] * times)
+    test, test_origins = made((GOOD + BAD) * 10, [0, 0, 0, 1, 1, 1] * 10)
+    origins = {"train": train_origins, "test": test_origins}
+    run = Run(Recipe({"output_dir": str(tmp_path)}, Problems()), 0)
+    add_baseline(run, Tokens(train, None, test, str, origins=origins), "test", test, np.zeros(60, np.int64))
+    if rows < 100:
+        assert not list(tmp_path.iterdir())
+        return
+    found = json.loads((tmp_path / "baseline.json").read_text())
+    assert (found["split"], found["train_rows"], found["rows"]) == ("test", 120, 60)
+    assert (found["overall"]["first"], found["overall"]["second"]) == pytest.approx((1, 1 / 3))
+    assert set(found["by_language"]) == {"hi", "ta", "en"}
+    assert "macro_f1 1.0000, the model's 0.3333" in capsys.readouterr().out
