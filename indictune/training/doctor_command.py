@@ -61,15 +61,17 @@ def doctor_command(argv: Sequence[str]) -> int:
         roll = RollCall(os.environ, args.collective_timeout, report)
         try:
             examine(subject, roll, found)
+            ignore_stops()
+            if rank_of(os.environ) == 0:
+                report([])
+            roll.end()
         except AbsentError as error:
             if error.lines:
                 report(error.lines)
             roll.give_up(has_printed=bool(error.lines))
             os._exit(1)  # the process group would wait for the absent
-        ignore_stops()
-        if rank_of(os.environ) == 0:
-            report([])
-        roll.end()
+        finally:
+            roll.close()
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return exit_code(found)

@@ -82,11 +82,13 @@ class RollCall:
         self._place = Place(0, "the start", os.getpid(), rank_values.host())
         self._since = 0.0  # of the wait; 0 for none
         self._limit_s = timeout_s
+        self._is_over = threading.Event()
         if self.world_size > 1:
             self._main = threading.main_thread().ident
             self._store, self._own = _connect(environ, timeout_s), _connect(environ, timeout_s, is_first=False)
             self._arrive("the start")
-            threading.Thread(target=self._watch, name="roll call", daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, name="roll call", daemon=True)
+            self._watcher.start()
 
     @contextmanager
     def at(self, place: str, longer: float = 1.0) -> Iterator[None]:
@@ -154,6 +156,12 @@ class RollCall:
             while self.rank == 0 and self._store.add("left", 0) < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.02)
 
+    def close(self) -> None:
+        """Stop the watch. A thread that still talks to the store aborts the process when python ends (torch 2.13)."""
+        self._is_over.set()
+        if self.world_size > 1:
+            self._watcher.join(_ENDS_S)
+
     def give_up(self, has_printed: bool) -> None:
         """End the other ranks, which may wait for ever, when one has printed who is absent."""
         with suppress(DistError):
@@ -170,8 +178,7 @@ class RollCall:
     def _watch(self) -> None:
         given = False
         with suppress(DistError):  # rank 0 has ended, and with it the store
-            while True:
-                time.sleep(_LOOK_EVERY_S)
+            while not self._is_over.wait(_LOOK_EVERY_S):
                 if not given and self._own.check(["wanted"]):
                     given = True
                     self._own.set(f"stack/{self.rank}", json.dumps(self._stack()))
