@@ -11,9 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from indictune.files import write_whole
 from indictune.hub.card_facts import Facts, facts_of
-from indictune.hub.card_metadata import SPLITS, metadata_of, scores_in
+from indictune.hub.card_metadata import metadata_of
+from indictune.hub.card_results import results_in
 from indictune.hub.card_usage import usage_of
-from indictune.hub.public_text import Verbatim, escaped, fenced
+from indictune.hub.public_text import Verbatim, escaped, fenced, table
 from indictune.models import builtin
 from indictune.models.text_reading import KEY
 
@@ -71,7 +72,7 @@ def card_of(facts: Facts) -> ModelCard:
         usage=usage_of(facts),
         task=facts.pipeline_tag,
         **_head(facts),
-        **_results(facts),
+        **results_in(facts),
         **_data(facts),
         **_training(facts),
     )
@@ -92,58 +93,6 @@ def _head(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _results(facts: Facts) -> dict[str, Any]:
-    blocks = {name: block for key, name in SPLITS.items() if (block := facts.metrics.get(key))}
-    splits = [{"name": name, "table": _scores(block), "labels": _of_labels(block)} for name, block in blocks.items()]
-    first: Mapping[str, Any] = next(iter(blocks.values()), {})
-    has_intervals = any(block.get("intervals") for block in blocks.values())
-    return {"splits": splits, "worst": _worst(first), "intervals": has_intervals}
-
-
-def _worst(block: Mapping[str, Any]) -> dict[str, str] | None:
-    """The language with the lowest main score, if there are several."""
-    languages: Mapping[str, Any] = block.get("per_language") or {}
-    name = next((name for name in ("macro_f1", "f1", "answer_token_accuracy", "spearman") if name in block), None)
-    if name is None or len(languages) < 2:
-        return None
-    worst = min(languages, key=lambda language: languages[language][name])
-    return {"language": worst, "name": name.replace("_", " "), "value": f"{languages[worst][name]:.4f}"}
-
-
-def _scores(block: Mapping[str, Any]) -> Verbatim:
-    """Scores of each language, and of all rows."""
-    languages: Mapping[str, Any] = block.get("per_language") or {}
-    names = [name for name, _ in scores_in(block)]
-    body = [[language, *_row(scores, names)] for language, scores in languages.items()]
-    shown = [name.replace("_", " ") for name in names]
-    return _table(["language", "rows", *shown], [*body, ["all", *_row(block, names)]])
-
-
-def _row(scores: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    intervals: Mapping[str, Any] = scores.get("intervals") or {}
-    known, shown = dict(scores_in(scores)), [f"{scores.get('num_examples', 0):,}"]
-    for name in names:
-        text = f"{known[name]:.4f}" if name in known else ""
-        if name in intervals:
-            low, high = intervals[name]
-            text += f" ({low:.4f} to {high:.4f})"
-        shown.append(text)
-    return shown
-
-
-def _of_labels(block: Mapping[str, Any]) -> Verbatim | None:
-    """Precision, recall, F1 and support of each label, or of each kind of entity."""
-    labels: Mapping[str, Any] = block.get("per_label") or block.get("per_entity") or {}
-    if not labels:
-        return None
-    names = ("precision", "recall", "f1")
-    body = [
-        [label, f"{scores['support']:,}", *(f"{scores[name]:.4f}" for name in names)]
-        for label, scores in labels.items()
-    ]
-    return _table(["label", "rows", *names], body)
-
-
 def _data(facts: Facts) -> dict[str, Any]:
     data: Mapping[str, Any] = facts.metrics.get("data") or {}
     languages: Mapping[str, int] = data.get("languages") or {}
@@ -154,7 +103,7 @@ def _data(facts: Facts) -> dict[str, Any]:
     source = str(facts.settings.get("dataset_name") or "")
     is_ours = source.startswith(builtin.PREFIX)
     return {
-        "rows": _table(["training rows", "count"], [*body, *total]) if total else None,
+        "rows": table(["training rows", "count"], [*body, *total]) if total else None,
         "dataset": facts.dataset,
         "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
         "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
@@ -181,7 +130,7 @@ def _training(facts: Facts) -> dict[str, Any]:
     shown = [[name, _plain(value)] for name, value in body.items() if value not in (None, "")]
     versions = [f"{name} {version}" for name, version in (metrics.get("versions") or {}).items()]
     return {
-        "training": _table(["", ""], shown),
+        "training": table(["", ""], shown),
         "command": fenced(facts.command, "bash") if facts.chosen else None,
         "versions": ", ".join(versions),
     }
@@ -200,13 +149,6 @@ def _energy(facts: Facts) -> dict[str, str]:
         "energy, in kWh (codecarbon)": f"{float(measured['energy_consumed']):.4g}",
         "emissions, in kg of CO2 (codecarbon)": f"{float(measured['emissions']):.4g}",
     }
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verbatim:
-    """A table of Markdown with escaped cells: the first column to the left, the others to the right."""
-    lines = [header, [":---", *["---:"] * (len(header) - 1)], *body]
-    cells = [[escaped(cell) if line is not lines[1] else cell for cell in line] for line in lines]
-    return Verbatim("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
 
 def _link(name: str, kind: str) -> Verbatim:

@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
+from indictune.evaluation.breakdown import Breakdown, read_breakdowns
 from indictune.files import METRICS, RECIPE, REST
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
@@ -45,6 +46,7 @@ class Facts:
         chosen: what the user chose of the recipe.
         settings: the complete configuration of the run.
         metrics: content of `metrics.json`.
+        breakdowns: of `evaluation.json`, by the names of the blocks of `metrics.json`.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class Facts:
     chosen: dict[str, Any]
     settings: dict[str, Any]
     metrics: dict[str, Any]
+    breakdowns: dict[str, Breakdown]
 
     @property
     def model(self) -> str:
@@ -150,7 +153,11 @@ def facts_of(folder: Path, repository: str | None) -> Facts:
         whole = (folder / RECIPE).read_text(encoding="utf-8")
         chosen = whole.partition(REST)[0] if REST in whole else ""
     settings = recorded_values(_yaml(whole))
-    return Facts(folder, repository, _json(config_file(folder)), _yaml(chosen), settings, _json(folder / METRICS))
+    breakdowns: dict[str, Breakdown] = {}
+    with suppress(OSError):
+        breakdowns = read_breakdowns(folder)
+    config, metrics = _json(config_file(folder)), _json(folder / METRICS)
+    return Facts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
@@ -35,6 +35,13 @@ def fenced(text: str, language: str = "") -> Verbatim:
     longest = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return Verbatim(f"{fence}{language}\n{without_tokens(printable(text))}\n{fence}")
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verbatim:
+    """A table of Markdown with escaped cells: the first column to the left, the others to the right."""
+    lines = [header, [":---", *["---:"] * (len(header) - 1)], *body]
+    cells = [[escaped(cell) if line is not lines[1] else cell for cell in line] for line in lines]
+    return Verbatim("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
 
 def without_folders(text: str, paths: Iterable[str] = ()) -> str:

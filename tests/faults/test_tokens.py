@@ -294,7 +294,7 @@ class Kind:
     ranks: int = 1
 
 
-OF_ALL = frozenset({"README.md", "metrics.json", "tokenizer.json", "tokenizer_config.json"})
+OF_ALL = frozenset({"README.md", "metrics.json", "evaluation.json", "tokenizer.json", "tokenizer_config.json"})
 OF_AN_ADAPTER = OF_ALL | {"adapter_config.json", "adapter_model.safetensors", "base_model.json"}
 LORA = ("--model_name_or_path", BASE, "--method", "lora")
 KINDS = {

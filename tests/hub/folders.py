@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ METRICS: dict[str, Any] = {
         "loss": 0.25,
         **SCORES,
         "per_language": {"hi": {"num_examples": 60, **SCORES}, "te": {"num_examples": 40, **SCORES, "macro_f1": 0.25}},
-        "per_label": {"negative": {"precision": 1.0, "recall": 0.5, "f1": 0.6667, "support": 100}},
     },
 }
 RECIPE = """\
@@ -59,3 +59,24 @@ def model_folder(
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     return folder
+
+
+def estimate(value: float) -> dict[str, float]:
+    """A score whose interval is 0.1 to each side."""
+    return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+
+def group(macro_f1: float, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Scores of 50 rows in `evaluation.json`."""
+    scores = {"precision": estimate(0.8), "recall": estimate(0.4), "f1": estimate(0.6), "support": 25}
+    per_label = dict.fromkeys(labels, scores)
+    return {"num_examples": 50, "scores": {"macro_f1": estimate(macro_f1)}, "per_label": per_label, "confusion": None}
+
+
+def write_evaluation(folder: Path, languages: Sequence[str] = ("hi", "te"), labels: Sequence[str] = LABELS) -> None:
+    """`evaluation.json` of the test rows. The last language has the worst score."""
+    by = {language: group(0.5 - number / 10) for number, language in enumerate(languages)}
+    content = {"kind": "single_label", "score": "macro_f1", "lower_is_better": False, "labels": list(labels)}
+    content |= {"overall": group(0.5, labels), "by": {"language": by}, "worst_language": languages[-1]}
+    content |= {"calibration": {"ece": 0.2, "bins": [], "temperature": 2.0, "calibrated_ece": 0.125}}
+    (folder / "evaluation.json").write_text(json.dumps({"test": content}), encoding="utf-8")

@@ -24,7 +24,7 @@ from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED
-from tests.hub.folders import CONFIG, LABELS, METRICS, RECIPE, model_folder
+from tests.hub.folders import CONFIG, LABELS, METRICS, RECIPE, model_folder, write_evaluation
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 BASE = "ai4bharat/IndicBERTv2-MLM-only"
@@ -65,8 +65,8 @@ def test_the_metadata_are_those_of_the_run(tmp_path: Path) -> None:
 def test_the_card_has_results_data_and_training(tmp_path: Path) -> None:
     text = card_in(model_folder(tmp_path / "out")).text
     for line in (
-        *("| te | 40 |  | 0.7500 | 0.2500 |", "| all | 100 | 0.2500 | 0.7500 | 0.5000 |"),
-        *("| negative | 100 | 1.0000 | 0.5000 | 0.6667 |", "| language hi | 700 |", "| label negative | 1,200 |"),
+        *("| language te | 40 |  | 0.7500 | 0.2500 |", "| all | 100 | 0.2500 | 0.7500 | 0.5000 |"),
+        *("| language hi | 700 |", "| label negative | 1,200 |"),
         *(
             "- 2 are alike.",
             "| processes (world size) | 8 |",
@@ -77,15 +77,21 @@ def test_the_card_has_results_data_and_training(tmp_path: Path) -> None:
         "indictune train classification --strategy ddp --num_processes 8 \\",
     ):
         assert f"\n{line}\n" in text
-    assert "- te where errors are costly: its macro f1 is 0.2500" in text
     assert f"[{BASE}](https://huggingface.co/{BASE})" in text
 
 
-def test_intervals_stand_beside_the_scores(tmp_path: Path) -> None:
-    test = METRICS["test"] | {"intervals": {"macro_f1": [0.4, 0.6]}}
-    text = card_in(model_folder(tmp_path / "out", METRICS | {"test": test})).text
-    assert "| all | 100 | 0.2500 | 0.7500 | 0.5000 (0.4000 to 0.6000) |" in text
-    assert "95% bootstrap" in text
+def test_scores_have_their_intervals(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "out")
+    write_evaluation(folder)
+    text = card_in(folder).text
+    for line in (
+        *("| all | 50 | 0.5000 (0.4000 to 0.6000) |", "| language te | 50 | 0.4000 (0.3000 to 0.5000) |"),
+        "| neutral | 25 | 0.8000 (0.7000 to 0.9000) | 0.4000 (0.3000 to 0.5000) | 0.6000 (0.5000 to 0.7000) |",
+        "- te where errors are costly: its macro f1 is 0.4000, the lowest of all languages.",
+        "Expected calibration error: 0.2000; 0.1250 if logits are divided by 2.00.",
+        "In brackets: 95% bootstrap intervals.",
+    ):
+        assert f"\n{line}\n" in text
 
 
 def test_energy_is_that_of_codecarbon(tmp_path: Path) -> None:
@@ -123,12 +129,12 @@ def test_folders_of_this_machine_and_tokens_stay_here(tmp_path: Path) -> None:
 
 
 def test_texts_of_data_are_data(tmp_path: Path) -> None:
-    block: dict[str, Any] = METRICS["test"] | {"per_language": dict.fromkeys(IN_ROWS, METRICS["test"])}
-    block["per_label"] = dict.fromkeys((*IN_ROWS, "`a` **b** $c$"), METRICS["test"]["per_label"]["negative"])
+    test = METRICS["test"] | {"per_language": dict.fromkeys(IN_ROWS, METRICS["test"])}
     data = {"rows": 5, "languages": dict.fromkeys(IN_ROWS, 1), "notes": [*IN_ROWS, "```\n# d"]}
     config = CONFIG | {"id2label": {str(number): name for number, name in enumerate(IN_ROWS)}}
     recipe = RECIPE.replace("256\n", "256\nrun_tag: \"```\\n# e\"\nother: '{{ 7 * 7 }}'\n")
-    folder = model_folder(tmp_path / "</h1><b>x", METRICS | {"data": data, "test": block}, recipe, config)
+    folder = model_folder(tmp_path / "</h1><b>x", METRICS | {"data": data, "test": test}, recipe, config)
+    write_evaluation(folder, IN_ROWS, (*IN_ROWS, "`a` **b** $c$"))
     card = card_in(folder)
     for markup in OBEYED:
         assert markup not in str(card)
@@ -141,7 +147,7 @@ def test_texts_of_data_are_data(tmp_path: Path) -> None:
     assert not {child.type for child in inline} & {"html_inline", "strong_open", "image"}
     headings = [tokens[at + 1].content for at, each in enumerate(tokens) if each.type == "heading_open"]
     assert [each for each in headings if each in ("b", "d", "e")] == []
-    assert "".join(child.content for child in inline).count("| a |\\n# b") == 6  # each is shown as it is
+    assert "".join(child.content for child in inline).count("| a |\\n# b") == 7  # each is shown as it is
 
 
 @pytest.mark.parametrize("text", ["a_b", "<i>", "[x](y)", "a|b", "# h", "`c`", "&amp;", "\\", "~~s~~", "$x$", "é😍"])
