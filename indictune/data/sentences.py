@@ -31,9 +31,9 @@ class Sentences(StoredRows):
     """The sentences of one split: columns `words` and `tags` (lists of one length), `language` and `line`."""
 
     @property
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> list[str]:
         """The words of each sentence, with spaces."""
-        return map(" ".join, self.table["words"].to_pylist())
+        return [" ".join(words) for words in self.table["words"].to_pylist()]
 
     def tags(self) -> dict[str, int]:
         """Each tag, and the number of the last sentence that has it."""

@@ -6,10 +6,12 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from indictune.evaluation.breakdown import read_breakdowns
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, python, start
 from tests.ranks.test_evaluation import numbers
@@ -119,6 +121,27 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     evaluated = Run(tmp_path / "out").metrics
     assert evaluated["world_size"] == ranks
     assert numbers(evaluated["test"]) == pytest.approx(numbers(trained.metrics["eval"]), abs=1e-6)
+    found, of_run = (read_breakdowns(folder) for folder in (tmp_path / "out", trained.folder))
+    for language, group in found["test"].by["language"].items():
+        assert group.num_examples == evaluated["test"]["per_language"][language]["num_examples"]
+        value = group.scores[found["test"].score].value
+        assert value == pytest.approx(evaluated["test"]["per_language"][language][found["test"].score], abs=1e-6)
+        assert value == pytest.approx(
+            of_run["eval"].by["language"][language].scores[found["test"].score].value, abs=1e-6
+        )
+    lines, of_run_lines = (lines_of(folder) for folder in (tmp_path / "out", trained.folder))
+    assert [line["number"] for line in lines] == list(range(53))
+    for line, of_run_line in zip(lines, of_run_lines, strict=True):
+        assert {key: line[key] for key in SAME} == {key: of_run_line[key] for key in SAME}
+        if name != "regression":
+            assert line["predicted"] == of_run_line["predicted"]
+
+
+SAME = ("id", "row", "language", "script", "length", "label")
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 # Each task and each of three strategies once; the long tests try all pairs.
