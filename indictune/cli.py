@@ -136,8 +136,10 @@ def inspect(argv: Sequence[str]) -> int:
 def plan(argv: Sequence[str]) -> int:
     """Rank the strategy files for a run."""
     import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.supervise.logs import log_to_console
     from indictune.training.plan_command import plan_command
 
+    log_to_console()
     return _until_stopped(plan_command, argv)
 
 

@@ -82,7 +82,7 @@ def train_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: all problems of names, recipe and strategy.
     """
-    asked = with_defaults(read_asked(argv))
+    asked = chosen(with_defaults(read_asked(argv)))
     launcher = choose_launcher(asked.strategy, asked.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     _refuse_several_machines(launcher, [str(path), *asked.words()])
@@ -144,6 +144,20 @@ def with_defaults(asked: Asked) -> Asked:
     for note in notes:
         print(f"indictune: {note}", file=sys.stderr)
     return asked
+
+
+def chosen(asked: Asked) -> Asked:
+    """The same with a strategy and a micro-batch in place of `--strategy auto`."""
+    if asked.strategy != "auto":
+        return asked
+    from indictune.training.choose_strategy import choose_strategy  # takes seconds
+
+    choice = choose_strategy(asked.task, asked.words(), asked.num_processes)
+    flags = {name: [value] for name, value in choice.flags.items()}
+    words = " ".join(f"--{name} {value}" for name, value in choice.flags.items())
+    taken = f"--strategy {choice.strategy} --num_processes {choice.processes} {words}".rstrip()
+    print(f"indictune: --strategy auto takes {taken}: {choice.reason}", file=sys.stderr)
+    return replace(asked, strategy=choice.strategy, num_processes=choice.processes, flags={**asked.flags, **flags})
 
 
 def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:

@@ -27,9 +27,25 @@ class PlanArguments(Checked):
 
     gpus: int = flag(1, "GPUs in all nodes.")
     nodes: int = flag(1, "Nodes with equally many GPUs.")
-    gpu: str = flag("a100", "Kind of GPU: a100, a100_40gb, h100, h200, l4, t4, rtx4090 and others.")
+    gpu: str | None = flag(
+        None, "Kind of GPU: a100, a100_40gb, h100, h200, l4, t4, rtx4090 and others. Default: the rates of an A100."
+    )
     gpu_memory: str | None = flag(None, "Memory of a GPU, such as 80GB. Default: that of its data sheet.")
+    host_memory: str | None = flag(None, "CPU memory of a node, such as 512GB. Default: as much as is needed.")
+    interconnect: str | None = flag(
+        None, "Link between the GPUs of a node: nvlink, pcie, or a generation such as pcie4. Default: the GPU's."
+    )
+    internode: str | None = flag(
+        None, "Link of a node to the others, such as 200Gb (bits a second). Default: 400Gb for each GPU."
+    )
+    plot: str | None = flag(None, "Draw the memory of each strategy against the GPU's, into this PNG.")
     json: bool = flag(False, "Print all numbers as JSON.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a picture of another kind."""
+        yield from super().check()
+        if self.plot is not None and Path(self.plot).suffix.lower() != ".png":
+            yield problem("plan-not-png", "--plot", self.plot)
 
 
 @dataclass

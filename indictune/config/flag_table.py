@@ -34,7 +34,12 @@ class Flag(NamedTuple):
 # Of `indictune train` itself. The scripts leave them to their launchers.
 LAUNCH_FLAGS = (
     Flag(
-        "strategy", "name or file", "", "A file of accelerate_configs/, by its name. Default: one for the GPUs.", True
+        "strategy",
+        "name or file",
+        "",
+        "A file of accelerate_configs/, by its name. `auto`: the fastest that fits, as `indictune plan` ranks them. "
+        "Default: one for the GPUs.",
+        True,
     ),
     Flag(
         "num_processes",

@@ -63,7 +63,7 @@ def use_active_vocabulary(
         UserError: `on` is impossible for this model, the checkpoint does not train a row that the data uses, or it
             was trained from another model.
     """
-    row_ids = _rows_to_train(model, args, datasets, tokenizer)
+    row_ids = rows_to_train(model, args, datasets, tokenizer)
     if checkpoint is not None:
         row_ids = resumed_row_ids(checkpoint, row_ids, may_train_all=args.active_vocabulary == "auto")
     if row_ids is None:
@@ -78,7 +78,7 @@ def use_active_vocabulary(
     logger.info("active vocabulary: %s embedding rows are trained", counts)
 
 
-def _rows_to_train(
+def rows_to_train(
     model: Model,
     args: SentimentTrainingArguments,
     datasets: Iterable[Dataset | None],

@@ -46,7 +46,9 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     with explained(args, Exception, flag=flag):
-        if find_adapter_config_file(path, revision=args.model_revision):  # transformers 5.23 would load the adapter
+        is_config = Path(path).is_file()  # a config.json alone, which `indictune plan` takes
+        # transformers 5.23 would load the adapter
+        if not is_config and find_adapter_config_file(path, revision=args.model_revision):
             raise UserError("adapter-as-model", flag, args.model_name_or_path)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.initialization import no_init_weights
 
 from indictune.config.arguments import ModelArguments
 from indictune.models.adapters import HEAD_NAMES, add_lora
@@ -96,7 +97,8 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
                 nn.Embedding(active_rows, cast(nn.Embedding, own.get_input_embeddings()).embedding_dim)
             )
         packed = _quantised(own) if args.method == "qlora" else frozenset[Tensor]()
-        whole = own if args.method == "full" else add_lora(own, args, task)
+        with no_init_weights():  # there are none to draw
+            whole = own if args.method == "full" else add_lora(own, args, task)
     output = own.get_output_embeddings()  # type: ignore[no-untyped-call]
     tables = {each.weight for each in own.modules() if isinstance(each, nn.Embedding)}
     return MetaModel(whole, packed, tables if output is None else tables - {output.weight})

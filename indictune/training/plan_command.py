@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from warnings import catch_warnings
 
 from indictune.config.command_arguments import PlanArguments
-from indictune.config.plan import AnyPlan
-from indictune.console_text import printable, table
-from indictune.distributed.devices import meta_of
-from indictune.distributed.planning.candidates import Candidate, candidates
-from indictune.distributed.planning.hardware import Machine, known_gpus, machine_of
-from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.errors import Problems, problem, problems_of
+from indictune.config.read_words import read_flags
+from indictune.console_text import printable
+from indictune.distributed.planning.asked_machine import DEFAULT_GPU, asked_machine, link_name
+from indictune.distributed.planning.hardware import Machine, assumed
+from indictune.errors import Problems, problem
 from indictune.preflight.derive import plan_of_rows
+from indictune.training.plan_picture import draw
+from indictune.training.plan_text import record, shown
+from indictune.training.planned_command import MICRO_BATCHES
 from indictune.training.prepare import task_of_flags
+from indictune.training.ranking import rank
 
-_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30}
 _OF_ROWS = ("no-training-rows", "output-dir-missing")  # which a plan does without
 
 
@@ -27,89 +28,46 @@ def plan_command(argv: Sequence[str]) -> int:
     """`indictune plan RECIPE.yaml|--model NAME [--gpus N --gpu NAME ...]`; returns the exit code, 1 if nothing fits.
 
     Raises:
-        UserError: all problems of the flags and the recipe.
+        UserError: all problems of the flags, the recipe and the rows.
     """
     words = ["--config", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    words = ["--model_name_or_path" if each == "--model" else each for each in words]
+    words = [f"--model_name_or_path{word[7:]}" if word.partition("=")[0] == "--model" else word for word in words]
+    typed = read_flags(words)
     recipe, task = task_of_flags(words, PlanArguments)
     problems = Problems()
     args = problems.attempt(recipe.build, PlanArguments)
-    plan, found = plan_of_rows(recipe, task)
-    problems.extend(each for each in found if each.code not in _OF_ROWS)
-    if not {"config", "model_name_or_path"} & {word.removeprefix("--").partition("=")[0] for word in words}:
+    if not {"config", "model_name_or_path"} & typed.keys():
         problems.append(problem("plan-of-what", "indictune plan"))
-    machine = None if args is None else problems.attempt(_machine, args)
+    if not recipe.is_read:  # else its values would be reported as missing
+        Problems([*problems, *recipe.problems]).raise_any()
+    plan, found = plan_of_rows(recipe, task)
+    problems.extend(each for each in found if each.code not in _OF_ROWS and each not in problems)
+    machine = None if args is None else problems.attempt(asked_machine, args)
     problems.raise_any()
     assert args is not None
     assert machine is not None
-    whole = replace(plan, gpus=machine.of_node)
-    meta = meta_of(whole)
-    assert meta is not None
-    ranked = candidates(whole, ModelWeights(meta), machine)
-    print(_as_json(ranked) if args.json else printable(_shown(whole, machine, ranked)))
-    return 0 if any(each.fits for each in ranked) else 1
+    asked = next((int(str(recipe.values[name])) for name in MICRO_BATCHES if name in typed), None)
+    with catch_warnings(action="ignore"):  # of libraries, about each other
+        ranking = rank(replace(plan, gpus=machine.of_node), task, machine, "method" not in typed, asked)
+    if args.plot is not None:
+        draw(ranking, Path(args.plot))
+    rates = _rates(args, machine)
+    text = json.dumps(record(ranking, rates, words), indent=1) if args.json else shown(ranking, rates, words)
+    print(text if args.json else printable(text))
+    return 0 if ranking.best is not None else 1
 
 
-def _machine(args: PlanArguments) -> Machine:
-    problems = Problems()
-    memory = None if args.gpu_memory is None else problems.attempt(_size, args.gpu_memory)
-    if args.gpu not in known_gpus():
-        problems.append(problem("plan-unknown-gpu", "--gpu", args.gpu, known=", ".join(known_gpus())))
-    if args.gpus % args.nodes:
-        problems.append(problem("plan-uneven-nodes", "--nodes", args.nodes, gpus=args.gpus))
-    problems.raise_any()
-    return machine_of(args.gpu, args.gpus, args.nodes, memory)
-
-
-def _size(text: str) -> float:
-    found = re.fullmatch(r"([\d.]+) ?(MB|GB|TB|MiB|GiB)", text)
-    if found is None or problems_of(float, found[1]):
-        problems = [problem("plan-memory", "--gpu_memory", text)]
-        Problems(problems).raise_any()
-    assert found is not None
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def _shown(plan: AnyPlan, machine: Machine, ranked: Sequence[Candidate]) -> str:
-    header = ["strategy", "GB of a GPU", "rows at once", "s a step", "idle", "GB sent a step"]
-    body = [_line(each) for each in ranked if each.fits]
-    gb, rows = machine.memory_bytes / 1e9, plan.training.global_batch_size
-    lines = [
-        f"{plan.model.model_name_or_path}, --method {plan.model.method}, {rows} rows of {plan.sequence_limit:,} "
-        f"tokens a step, on {machine.gpus} GPU(s) of {gb:,.0f} GB",
-        table(header, body) if body else "Nothing fits.",
-        "The estimates are not calibrated on a GPU.",
-    ]
-    if body:
-        best = next(each for each in ranked if each.fits)
-        flags = f"--strategy {best.strategy} --num_processes {machine.gpus} --per_device_train_batch_size {best.rows}"
-        lines.append(f"The fastest: indictune train ... {flags}")
-    lines += [f"{each.strategy} does not fit: {_why(each)}" for each in ranked if not each.fits and each.memory]
-    lines += [f"{each.strategy} cannot run it: {each.refused}" for each in ranked if each.refused]
-    return "\n".join(lines)
-
-
-def _line(each: Candidate) -> list[str]:
-    assert each.memory is not None
-    assert each.step is not None
-    sent = (each.step.data_bytes + each.step.model_bytes) / 1e9
-    size = f"{each.memory.total_bytes / 1e9:,.1f}"
-    return [each.strategy, size, str(each.rows), f"{each.step.seconds:.3g}", f"{each.step.bubble:.0%}", f"{sent:.3g}"]
-
-
-def _why(each: Candidate) -> str:
-    assert each.memory is not None
-    memory = each.memory
-    largest = getattr(memory, memory.largest.replace(" ", "_"))
-    return f"{memory.total_bytes / 1e9:,.0f} GB, of which {largest / 1e9:,.0f} GB {memory.largest}"
-
-
-def _as_json(ranked: Sequence[Candidate]) -> str:
-    return json.dumps([_record(each) for each in ranked], indent=1)
-
-
-def _record(each: Candidate) -> dict[str, Any]:
-    if each.memory is None or each.step is None:
-        return {"strategy": each.strategy, "refused": each.refused}
-    values = {"rows_at_once": each.rows, "fits": each.fits, "seconds": each.step.seconds}
-    return {"strategy": each.strategy, **values, "memory": asdict(each.memory), "step": asdict(each.step)}
+def _rates(args: PlanArguments, machine: Machine) -> str:
+    """The machine in words, with the rates that times follow from."""
+    many, nodes = machine.gpus > 1, machine.gpus // machine.of_node
+    size = f"{machine.memory_bytes / 1e9:,.0f} GB"
+    about = [f"{machine.gpus} x {args.gpu} of {size}" if args.gpu else f"{machine.gpus} GPU{'s' * many} of {size}"]
+    source = "" if args.gpu else f", those of an {DEFAULT_GPU.upper()}"
+    about.append(f"{machine.flops / 1e12:,.0f} TFLOPS, of which {assumed('achieved'):.0%} are used{source}")
+    if machine.of_node > 1:
+        about.append(f"{link_name(args)}: {machine.in_node / 1e9:,.0f} GB/s")
+    if nodes > 1:
+        about.append(f"{nodes} nodes with {8 * machine.of_node * machine.between_nodes / 1e9:,.0f} Gb/s each")
+    if machine.host_bytes:
+        about.append(f"{machine.host_bytes / 1e9:,.0f} GB of CPU memory a node")
+    return "; ".join(about)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.choose_launcher import Launcher
+from indictune.distributed.context_limits import check_context
 from indictune.distributed.launch import read_launch
 from indictune.distributed.pipeline.limits import check_pipeline
-from indictune.distributed.planning.hardware import Machine
+from indictune.distributed.planning.hardware import Machine, assumed
 from indictune.distributed.planning.memory import Memory, RankMemory
+from indictune.distributed.planning.micro_batches import MicroBatch, RowLengths, micro_batches, unknown_lengths
+from indictune.distributed.planning.node_memory import NodeMemory, node_memory
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.planning.step_time import Step, estimate_step
-from indictune.distributed.strategy_limits import check_optimizer_of_strategy, check_weights
+from indictune.distributed.planning.step_time import Step, estimate_step, model_flops_of_step
+from indictune.distributed.planning.written_bytes import Written, written_bytes
+from indictune.distributed.strategy_limits import (
+    check_bad_steps,
+    check_communication,
+    check_optimizer_of_strategy,
+    check_saving,
+    check_weights,
+    default_optimizer,
+)
 from indictune.distributed.tensor_plans import check_split
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
@@ -29,77 +39,154 @@ class Candidate:
     Attributes:
         strategy: name of its file.
         launch: of a run under it.
+        method: of the run.
         refused: why it cannot run the plan; empty if it can.
-        rows: of a micro-batch: the largest that fits, or 1.
-        memory: of the process that needs most, with such micro-batches.
+        micro_batch: the fastest that fits, or the one of least memory.
+        largest: micro-batch that fits; None if none does.
+        memory: of the process that needs most, with `micro_batch`.
+        node: CPU memory of a node.
+        written: to disk.
         step: the time of a step.
-        fits: whether the memory is that of a GPU at most.
+        mfu: model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
+        fits: whether the memory is that of a GPU at most, and that of a node, if it is known.
     """
 
     strategy: str
     launch: Launch
+    method: str
     refused: str = ""
-    rows: int = 1
+    micro_batch: MicroBatch | None = None
+    largest: MicroBatch | None = None
     memory: Memory | None = None
+    node: NodeMemory | None = None
+    written: Written | None = None
     step: Step | None = None
+    mfu: float = 0.0
     fits: bool = False
 
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch."""
+        return 1 if self.micro_batch is None else self.micro_batch.rows
 
-def candidates(plan: AnyPlan, weights: ModelWeights, machine: Machine) -> list[Candidate]:
-    """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first."""
-    found = [_measured(plan, weights, machine, name, launch) for name, launch in _launches(machine)]
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch of one process, at most."""
+        return 0 if self.micro_batch is None else self.micro_batch.tokens
+
+
+def candidates(
+    plan: AnyPlan,
+    weights: ModelWeights,
+    machine: Machine,
+    lengths: RowLengths | None = None,
+    asked: int | None = None,
+) -> list[Candidate]:
+    """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first.
+
+    Args:
+        plan: of the run.
+        weights: of its model.
+        machine: that it runs on.
+        lengths: of the training rows; None: each as long as `--max_length`.
+        asked: the micro-batch, in rows, or in tokens under `--max_tokens_per_device`; None: the fastest that fits.
+    """
+    search = _Search(plan, weights, machine, unknown_lengths(plan) if lengths is None else lengths, asked)
+    found = [search.best_of(name, launch) for name, launch in _launches(machine, plan.model.method)]
     return sorted(found, key=_order)
 
 
-def _order(each: Candidate) -> tuple[bool, bool, float]:
+def _order(each: Candidate) -> tuple[float, ...]:
     if each.memory is None or each.step is None:
-        return True, True, 0.0
-    return False, not each.fits, each.step.seconds if each.fits else each.memory.total_bytes
+        return (2,)
+    if not each.fits:
+        return 1, each.memory.total_bytes
+    # Of equal times, the plainer file first: without parts of a model, without offloading, with fewer bytes sent.
+    is_plain = each.launch.axes.model_ranks == 1, not each.strategy.endswith("_offload")
+    return 0, _seconds(each), *(not each for each in is_plain), each.step.sent_bytes
 
 
-def _launches(machine: Machine) -> Iterator[tuple[str, Launch | UserError]]:
+def _seconds(each: Candidate) -> float:
+    """Of a step; all that are faster than Python are equal."""
+    return 0.0 if each.step is None else max(each.step.seconds, assumed("least_step_s"))
+
+
+def _launches(machine: Machine, method: str) -> Iterator[tuple[str, Launch | UserError]]:
     """What each file asks for. One process uses a file only if that splits nothing over processes."""
     nodes = machine.gpus // machine.of_node
-    for name, file in strategies().items():
+    for name in strategies():
         is_of_one = name == "single_gpu"
         if is_of_one != (machine.gpus == 1) and not (machine.gpus == 1 and name.endswith("_offload")):
             continue
-        if name == "hsdp" and nodes == 1:  # it is FSDP2 there
+        if (name == "hsdp" and nodes == 1) or (name == "fsdp2_qlora" and method != "qlora"):  # it is FSDP2 there
             continue
-        try:
-            yield name, _launch(file, machine)
-        except UserError as error:
-            yield name, error
+        yield name, _launch(name, machine.gpus, machine.of_node)
 
 
-def _launch(file: Path, machine: Machine) -> Launch:
-    environ = {**Launcher(file, machine.gpus).environment(), "LOCAL_WORLD_SIZE": str(machine.of_node)}
-    return read_launch(environ)
+@cache
+def _launch(name: str, processes: int, of_node: int) -> Launch | UserError:
+    environ = Launcher(strategies()[name], processes).environment()
+    try:
+        return read_launch({**environ, "LOCAL_WORLD_SIZE": str(of_node)})
+    except UserError as error:
+        return error
 
 
-def _measured(
-    plan: AnyPlan, weights: ModelWeights, machine: Machine, name: str, launch: Launch | UserError
-) -> Candidate:
-    if isinstance(launch, UserError):
-        return Candidate(name, Launch(name), refused=launch.message)
-    own = replace(plan, launch=launch)
-    assert plan.model_config is not None
-    problems = [*check_weights(own, stored_quantisation(plan.model_config)), *check_split(own), *check_pipeline(own)]
-    problems += check_optimizer_of_strategy(own)
-    rows, rest = divmod(plan.training.global_batch_size, launch.data_size)
-    if rest:
-        return Candidate(name, launch, f"{launch.data_size} groups do not share {rows * launch.data_size + rest} rows")
-    if problems:
-        return Candidate(name, launch, "; ".join(map(str, problems)))
-    memory = RankMemory(own, weights)
-    found = []
-    for at_once in (each for each in range(1, rows + 1) if rows % each == 0):
-        tokens = math.ceil(at_once * plan.sequence_limit / launch.axes.context)
-        needed = memory.at(tokens, rows // at_once)
-        step = estimate_step(memory, weights, machine, plan.sequence_limit, rows // at_once)
+@dataclass(frozen=True)
+class _Search:
+    """Looks for the micro-batch of each strategy; arguments as of `candidates`."""
+
+    plan: AnyPlan
+    weights: ModelWeights
+    machine: Machine
+    lengths: RowLengths
+    asked: int | None
+
+    def best_of(self, name: str, launch: Launch | UserError) -> Candidate:
+        method = self.plan.model.method
+        if isinstance(launch, UserError):
+            return Candidate(name, Launch(name), method, refused=launch.message)
+        own = replace(self.plan, launch=launch)
+        optim = default_optimizer(launch, method, has_gpu=own.gpus > 0)
+        if optim is not None and "optim" not in own.recipe.values:
+            own = own.derive(optim=optim)
+        batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
+        if problems or not batches:
+            rows = f"--global_batch_size {own.training.global_batch_size} is no multiple of"
+            alone = f"{rows} {launch.data_size}" + (f" x {self.asked} rows" if self.asked else "")
+            return Candidate(name, launch, method, "; ".join(problems) or alone)
+        memory = RankMemory(own, self.weights)
+        found = [self._measured(name, memory, each) for each in batches]
+        fitting = [each for each in found if each.fits]
+        if not fitting:
+            return min(found, key=lambda each: each.memory.total_bytes if each.memory else 0)
+        best = min(fitting, key=lambda each: (_seconds(each), -each.tokens))
+        return replace(best, largest=max(fitting, key=lambda each: each.tokens).micro_batch)
+
+    def _measured(self, name: str, memory: RankMemory, batch: MicroBatch) -> Candidate:
+        machine, plan = self.machine, memory.plan
+        needed, mean = memory.at(batch.tokens, batch.count), self.lengths.mean
+        step = estimate_step(memory, self.weights, machine, mean, batch.count)
+        node = node_memory(memory, machine.of_node)
         fits = needed.total_bytes <= machine.memory_bytes
-        found.append(Candidate(name, launch, "", at_once, needed, step, fits))
-    fitting = [each for each in found if each.fits]
-    if not fitting:
-        return min(found, key=lambda each: each.memory.total_bytes if each.memory else 0)
-    return min(fitting, key=lambda each: (each.step.seconds if each.step else 0.0, -each.rows))
+        fits &= not machine.host_bytes or node.needed <= machine.host_bytes
+        flops = model_flops_of_step(plan, self.weights, mean)
+        return Candidate(
+            *(name, plan.launch, plan.model.method),
+            micro_batch=batch,
+            memory=needed,
+            node=node,
+            written=written_bytes(memory),
+            step=step,
+            mfu=flops / (step.seconds * machine.gpus * machine.flops),
+            fits=fits,
+        )
+
+
+def _problems(plan: AnyPlan) -> Sequence[str]:
+    """Why a strategy cannot run a plan."""
+    assert plan.model_config is not None
+    found = check_weights(plan, stored_quantisation(plan.model_config))
+    checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)
+    found += [each for check in (*checks, check_communication) for each in check(plan)]
+    return list(dict.fromkeys(map(str, found)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from indictune.config.plan import AnyPlan
 from indictune.distributed.engines import engine_of
 from indictune.distributed.pipeline.schedule import chunks_of
 from indictune.distributed.planning import activations
 from indictune.distributed.planning.kept_bytes import FP32, kept_bytes, types_of
-from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.models.parameter_counts import MetaModel, ParameterCounts
 
 # Of a process on a GPU: CUDA with the code of its kernels, and buffers of NCCL for each kind of group. Judgements.
@@ -67,6 +68,7 @@ class RankMemory:
     def __init__(self, plan: AnyPlan, weights: ModelWeights) -> None:
         assert plan.model_config is not None
         self.plan, self.config, self.types = plan, plan.model_config, types_of(plan)
+        self.weights = weights
         axes = plan.launch.axes
         chunks = chunks_of(plan.training.pipeline_schedule) if axes.pipeline > 1 else 1
         self.stages = weights.of_stages(axes, chunks)
@@ -75,6 +77,11 @@ class RankMemory:
             [int(activations.working_bytes(plan, some, self.types, count)) for count in (1, 2)] for some in self.stages
         ]
         self._layers = [len({each.unit for each in some} - {""}) * weights.repeats for some in self.stages]
+
+    @cached_property
+    def heaviest(self) -> list[Weight]:
+        """The weights of a rank of the stage that has most."""
+        return max(self.stages, key=lambda some: sum(each.numel for each in some))
 
     def at(self, tokens: int, micro_batches: int) -> Memory:
         """The memory of the process that needs most.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -55,6 +58,7 @@ class ModelWeights:
         repeats: how often each layer of weights runs: ALBERT runs one in all its layers.
         multiplied: weights that a token is multiplied by, each as often as it runs.
         multiplied_trained: those of them that get gradients.
+        unused: numbers in embedding rows that are saved, and that an active vocabulary does not train.
     """
 
     def __init__(self, meta: MetaModel) -> None:
@@ -77,6 +81,20 @@ class ModelWeights:
         self.multiplied = sum(self._products(each) for each in multiplied)
         self.multiplied_trained = sum(self._products(each) for each in multiplied if each.is_trained)
 
+        embedding = cast(nn.Embedding, own.get_input_embeddings())
+        rows = own.config.get_text_config().vocab_size - embedding.num_embeddings
+        self.unused = max(0, rows) * embedding.embedding_dim
+        self._places = dict[int, dict[str, set[int]]]()
+
+    @cached_property
+    def _styles(self) -> Mapping[str, str]:
+        return styles_of(self._own)
+
+    @property
+    def every(self) -> list[Weight]:
+        """All weights, before anything splits them."""
+        return list(self._all.values())
+
     def _products(self, weight: Weight) -> float:
         return weight.numel * (self.repeats if weight.unit else 1)
 
@@ -87,8 +105,11 @@ class ModelWeights:
             axes: of the run.
             chunks: stages of each rank.
         """
-        styles = styles_of(self._own) if axes.tensor > 1 else {}
-        places = _stages(self._own, axes.pipeline * chunks)
+        styles = self._styles if axes.tensor > 1 else {}
+        count = axes.pipeline * chunks
+        if count not in self._places:
+            self._places[count] = _stages(self._own, count)
+        places = self._places[count]
         found: list[list[Weight]] = [[] for _ in range(axes.pipeline)]
         for name, each in self._all.items():
             part = replace(each, shape=_part(each.shape, styles.get(name, ""), axes.tensor))

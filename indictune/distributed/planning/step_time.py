@@ -54,6 +54,16 @@ class Step:
         busy = self.compute_s + self.tensor_s + self.context_s + self.stages_s
         return max(busy / (1 - self.bubble), self.data_s) + self.offload_s
 
+    @property
+    def sent_bytes(self) -> float:
+        """Of all axes."""
+        return self.data_bytes + self.model_bytes
+
+    @property
+    def sent_s(self) -> float:
+        """For which the links are busy; those of the data axis while the GPUs compute."""
+        return self.data_s + self.tensor_s + self.context_s + self.stages_s
+
 
 def sizes_of(launch: Launch) -> Sizes:
     """Over how many processes a launch splits what."""
@@ -87,7 +97,7 @@ def estimate_step(
     at_once = tokens / sizes.data / micro_batches
     own = at_once / sizes.context
     inner = sizes.tensor * sizes.context
-    heaviest = max(memory.stages, key=lambda some: sum(each.numel for each in some))
+    heaviest = memory.heaviest
     sums = micro_batches * sent.layer_sums(widths, sizes, own, value, sums_of(plan))
     keys = micro_batches * sent.keys_passed(widths, sizes, at_once, value, _recomputes(plan)) / sizes.tensor
     chunks = chunks_of(plan.training.pipeline_schedule)
@@ -108,15 +118,23 @@ def estimate_step(
 
 
 def flops_of_step(plan: AnyPlan, weights: ModelWeights, row_tokens: float) -> float:
-    """Of a step: 2 for each parameter and token forward, 2 for the gradients of activations and 2 for those of trained
-    weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens x length x hidden each
-    (Narayanan et al. 2021, appendix). Recomputing adds a forward pass."""
+    """Of a step, as it is computed: with checkpointing, a second forward pass is added to those of the model."""
+    return _flops(plan, weights, row_tokens, 3 if _recomputes(plan) else 2)
+
+
+def model_flops_of_step(plan: AnyPlan, weights: ModelWeights, row_tokens: float) -> float:
+    """Of a step, as the model needs them: 2 for each parameter and token forward, 2 for the gradients of activations
+    and 2 for those of trained weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens
+    x length x hidden each (Narayanan et al. 2021, appendix)."""
+    return _flops(plan, weights, row_tokens, 2)
+
+
+def _flops(plan: AnyPlan, weights: ModelWeights, row_tokens: float, passes: int) -> float:
     assert plan.model_config is not None
     widths = widths_of(plan.model_config)
     tokens = plan.training.global_batch_size * row_tokens
     attention = 4 * widths.layers * widths.hidden * row_tokens * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
-    passes = 3 if _recomputes(plan) else 2
     return passes * products + of_trained + (passes + 1) * attention
 
 

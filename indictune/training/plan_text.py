@@ -1,0 +1,195 @@
+"""What `indictune plan` prints: a table of what fits, and why the rest does not."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from indictune.console_text import in_one_line, table
+from indictune.distributed.planning.candidates import Candidate
+from indictune.training.planned_command import command_of
+from indictune.training.ranking import Ranking
+
+_WIDTH = 100
+_GB = 1e9
+_TOKENS = 1e6  # for which time is given where no rows are read
+
+
+def shown(ranking: Ranking, rates: str, words: Sequence[str]) -> str:
+    """The answer for a terminal, in lines of at most 100 columns.
+
+    Args:
+        ranking: to show.
+        rates: of the machine, in words.
+        words: that were typed.
+    """
+    parts = [*_about(ranking, rates), *_of_best(ranking, words), *_other_methods(ranking), *_rest(ranking)]
+    return "\n".join([*parts, "The estimates are not calibrated on a GPU."])
+
+
+def hours_of_epoch(ranking: Ranking, each: Candidate) -> float:
+    """Hours for all training rows once; for a million tokens where none were read."""
+    assert each.step is not None
+    rows, of_step = ranking.lengths.rows, ranking.plan.training.global_batch_size
+    steps = -(-rows // of_step) if rows else _TOKENS / (of_step * ranking.lengths.mean)
+    return steps * each.step.seconds / 3600
+
+
+def record(ranking: Ranking, rates: str, words: Sequence[str]) -> dict[str, Any]:
+    """All numbers: bytes, seconds and rows."""
+    plan = ranking.plan
+    run = {
+        "task": ranking.task,
+        "model": plan.model.model_name_or_path,
+        "method": plan.model.method,
+        "global_batch_size": plan.training.global_batch_size,
+        "row_tokens": asdict(ranking.lengths),
+    }
+    found = [each for some in ranking.by_method.values() for each in some]
+    return {
+        "run": run,
+        "machine": asdict(ranking.machine) | {"rates": rates},
+        "calibrated_on_a_gpu": False,
+        "candidates": [_record(ranking, each, words) for each in found],
+    }
+
+
+def _record(ranking: Ranking, each: Candidate, words: Sequence[str]) -> dict[str, Any]:
+    named = {"strategy": each.strategy, "method": each.method}
+    if each.memory is None or each.step is None or each.node is None or each.written is None:
+        return named | {"refused": each.refused}
+    of_what = "an_epoch" if ranking.lengths.rows else "a_million_tokens"
+    return {
+        **named,
+        "fits": each.fits,
+        "why_not": "" if each.fits else why_not(ranking, each),
+        "micro_batch": None if each.micro_batch is None else asdict(each.micro_batch),
+        "largest_micro_batch": None if each.largest is None else asdict(each.largest),
+        "memory": asdict(each.memory) | {"total": each.memory.total_bytes},
+        "cpu_memory_of_a_node": asdict(each.node) | {"needed": each.node.needed},
+        "written": asdict(each.written),
+        "step": asdict(each.step) | {"seconds": each.step.seconds, "sent_s": each.step.sent_s},
+        "mfu": each.mfu,
+        f"hours_of_{of_what}": hours_of_epoch(ranking, each),
+        "command": command_of(ranking, each, words),
+    }
+
+
+def why_not(ranking: Ranking, each: Candidate) -> str:
+    """Which memory is too small, and the largest term of what a GPU needs."""
+    memory, node, machine = each.memory, each.node, ranking.machine
+    assert memory is not None
+    assert node is not None
+    if memory.total_bytes > machine.memory_bytes:
+        largest = getattr(memory, memory.largest.replace(" ", "_"))
+        return f"{gigabytes(memory.total_bytes)} of a GPU, of which {gigabytes(largest)} {memory.largest}"
+    is_loading = node.loading > node.offloaded + node.reading_back
+    term = "whole weights while they are read" if is_loading else "offloaded states and the saved model"
+    return f"{gigabytes(node.needed)} of a node's CPU memory, for {term}"
+
+
+def _about(ranking: Ranking, rates: str) -> Iterator[str]:
+    plan, lengths = ranking.plan, ranking.lengths
+    rows = f"{plan.training.global_batch_size} rows a step"
+    tokens = f"{lengths.rows:,} rows of {lengths.mean:,.0f} tokens, {lengths.longest:,} at most"
+    tokens = tokens if lengths.rows else f"each of {lengths.longest:,} tokens"
+    yield from _wrapped(f"{plan.model.model_name_or_path}, --method {plan.model.method}; {rows}; {tokens}")
+    yield from _wrapped(rates)
+    yield ""
+
+
+def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
+    fitting = [each for each in ranking.own if each.fits]
+    if not fitting:
+        yield f"Nothing fits with --method {ranking.plan.model.method}."
+        return
+    yield table(_header(ranking), [_line(ranking, each) for each in fitting])
+    best = fitting[0]
+    assert best.memory is not None
+    assert best.written is not None
+    terms = ", ".join(
+        f"{name.replace('_', ' ')} {gigabytes(size)}" for name, size in asdict(best.memory).items() if size
+    )
+    yield ""
+    yield from _wrapped(f"{best.strategy} takes {gigabytes(best.memory.total_bytes)} of each GPU: {terms}.")
+    model, checkpoint = best.written.model, best.written.checkpoint
+    yield f"On disk: {gigabytes(checkpoint)} for a checkpoint with all states, {gigabytes(model)} for the saved model."
+    nodes = ranking.machine.gpus // ranking.machine.of_node
+    yield f"It starts with{f', on each NODE from 0 to {nodes - 1}' if nodes > 1 else ''}:"
+    yield textwrap.indent(command_of(ranking, best, words), "  ")
+
+
+def _header(ranking: Ranking) -> list[str]:
+    batch = "tokens" if ranking.plan.training.max_tokens_per_device is not None else "rows"
+    time = "h an epoch" if ranking.lengths.rows else "h per 1M tokens"
+    sizes = ["strategy", "GPU GB", batch, "at most"]
+    return [*sizes, "s a step", time, "MFU", "idle", "GB sent", "in s", "CPU GB"]
+
+
+def _line(ranking: Ranking, each: Candidate) -> list[str]:
+    memory, step, node, largest = each.memory, each.step, each.node, each.largest
+    assert memory is not None
+    assert step is not None
+    assert node is not None
+    assert largest is not None
+    of_tokens = ranking.plan.training.max_tokens_per_device is not None
+    batches = [each.tokens, largest.tokens] if of_tokens else [each.rows, largest.rows]
+    return [
+        *(each.strategy, f"{memory.total_bytes / _GB:,.1f}", *(f"{size:,}" for size in batches)),
+        *(_short(step.seconds), _short(hours_of_epoch(ranking, each)), f"{each.mfu:.0%}", f"{step.bubble:.0%}"),
+        *(_short(step.sent_bytes / _GB), _short(step.sent_s), f"{node.needed / _GB:,.0f}"),
+    ]
+
+
+def _other_methods(ranking: Ranking) -> Iterator[str]:
+    """The fastest file of each other method, or that nothing fits."""
+    others = [some for method, some in ranking.by_method.items() if method != ranking.plan.model.method]
+    if not others:
+        return
+    best = [some[0] for some in others if some[0].fits]
+    yield ""
+    if best:
+        header = ["other methods", *_header(ranking)[1:]]
+        yield table(header, [[f"{each.method}, {each.strategy}", *_line(ranking, each)[1:]] for each in best])
+    for some in others:
+        if not some[0].fits:
+            yield f"Nothing fits with --method {some[0].method} either."
+
+
+def _rest(ranking: Ranking) -> Iterator[str]:
+    """Why other files do not fit or cannot run it; those with one reason together."""
+    too_large = [each for each in ranking.own if each.memory is not None and not each.fits]
+    refused = defaultdict[str, list[str]](list)
+    for each in ranking.own:
+        if each.refused:
+            refused[each.refused].append(each.strategy)
+    if too_large:
+        yield "\nDoes not fit:"
+    for each in too_large:
+        yield from _wrapped(f"  {each.strategy}: {why_not(ranking, each)}")
+    if refused:
+        yield "\nCannot run it:"
+    for reason, names in refused.items():
+        yield from _wrapped(f"  {', '.join(names)}: {reason}")
+    yield ""
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        in_one_line(text), _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def gigabytes(size: float) -> str:
+    """A size in words."""
+    return f"{size / _GB:,.1f} GB" if size >= _GB / 10 else f"{size / 1e6:,.1f} MB"
+
+
+def _short(number: float) -> str:
+    """Three digits, without an exponent."""
+    if 0 < number < 0.001:
+        return "<0.001"
+    return f"{number:,.0f}" if number >= 100 else f"{float(f'{number:.3g}'):.10f}".rstrip("0").rstrip(".")

@@ -1,0 +1,109 @@
+"""Rank the strategy files for a run on a machine, by the rows that the run will read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from indictune.config.arguments import Method
+from indictune.config.plan import AnyPlan
+from indictune.data.collation import lengths_of
+from indictune.distributed.planning.candidates import Candidate, candidates
+from indictune.distributed.planning.hardware import Machine
+from indictune.distributed.planning.micro_batches import RowLengths, unknown_lengths
+from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.distributed.vocabulary_choice import rows_to_train
+from indictune.errors import Problems, problems_of
+from indictune.models.load import stored_quantisation
+from indictune.models.parameter_counts import meta_model
+from indictune.models.position_limits import check_max_length
+from indictune.tasks.protocol import Task
+
+_SOURCES = ("train_file", "train_files", "dataset_name")
+_METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The strategy files for a run.
+
+    Attributes:
+        task: of the run.
+        plan: of the run, without a launch.
+        machine: that it runs on.
+        lengths: of the training rows.
+        by_method: candidates, those that fit first, the fastest of them first; the run's own method comes first.
+    """
+
+    task: str
+    plan: AnyPlan
+    machine: Machine
+    lengths: RowLengths
+    by_method: Mapping[str, Sequence[Candidate]]
+
+    @property
+    def own(self) -> Sequence[Candidate]:
+        """Those of the run's own method."""
+        return self.by_method[self.plan.model.method]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits."""
+        return self.own[0] if self.own[0].fits else None
+
+
+def rank(
+    plan: AnyPlan, task: Task[Any, Any, Any], machine: Machine, all_methods: bool, asked: int | None = None
+) -> Ranking:
+    """Read the rows, if the run names any, and rank the files. Rows are tokenised as by `indictune prepare`, and kept.
+
+    Args:
+        plan: of the run, without a launch. It has a model configuration.
+        task: of the run.
+        machine: that it runs on.
+        all_methods: whether the other methods are ranked too.
+        asked: the micro-batch; None: the fastest that fits.
+
+    Raises:
+        UserError: all problems of the rows.
+    """
+    config = plan.model_config
+    assert config is not None
+    plan, lengths, active_rows = _with_rows(plan, task)
+    methods = [plan.model.method, *(each for each in _METHODS if all_methods and each != plan.model.method)]
+    adapted = None
+    found = dict[str, Sequence[Candidate]]()
+    for method in methods:
+        if method == "full" and stored_quantisation(config):
+            continue
+        own = replace(plan, model=replace(plan.model, method=method))
+        if method == "full":
+            meta = meta_model(own.model, config, plan.head, active_rows)
+        else:  # `lora` is the adapter of `qlora` on a base that is not packed
+            adapted = adapted or meta_model(replace(own.model, method="qlora"), config, plan.head)
+            meta = adapted if method == "qlora" else replace(adapted, packed=())
+        found[method] = candidates(own, ModelWeights(meta), machine, lengths, asked)
+    return Ranking(task.name, plan, machine, lengths, found)
+
+
+def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLengths, int | None]:
+    """The plan with the length that was found, the lengths of its rows, and the rows of its active vocabulary."""
+    config = plan.model_config
+    assert config is not None
+    problems = Problems(problems_of(check_max_length, config, plan.data.max_length))
+    if not any(plan.configuration.get(name) for name in _SOURCES):
+        problems.raise_any()
+        return plan, unknown_lengths(plan), None
+    inputs = task.open(cast(Any, plan), problems)
+    rows = task.read(cast(Any, plan), inputs, problems)
+    problems.raise_any()
+    tokens = task.tokenise(cast(Any, plan), rows)
+    plan = plan.with_max_length(tokens.max_length)
+    tokens_of_rows = lengths_of(tokens.train)
+    lengths = RowLengths(float(tokens_of_rows.double().mean()), int(tokens_of_rows.max()), len(tokens.train))
+    if plan.configuration.get("active_vocabulary") is None or plan.model.method != "full":
+        return plan, lengths, None
+    own = meta_model(plan.model, config, plan.head).own
+    row_ids = rows_to_train(own, cast(Any, plan.training), tokens.datasets, cast(Any, inputs.tokenizer))
+    return plan, lengths, None if row_ids is None else len(row_ids)
