@@ -41,7 +41,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     if known:
         known += ["config", *(["model"] if verb == "plan" else []), *(each.name for each in more)]
         problems = Problems(unknown_name(name, "--", known) for name in flags if name not in known)
-        if verb in ("prepare", "inspect", "doctor"):  # `train` reads the recipe itself, without the libraries of a run
+        if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
             problems += early_problems(flags, programs)
         problems.raise_any()
     return ""

@@ -50,9 +50,13 @@ def meet(
     try:
         return _Meeting(_store(environ, timeout_s), place, launch).hold(values(), timeout_s)
     except DistError as error:
-        where = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
-        reason = str(error).partition("\n")[0]
-        return [problem("first-node-unreachable", "MASTER_ADDR", where, reason=reason)]
+        return [unreachable(environ, error)]
+
+
+def unreachable(environ: Mapping[str, str], error: DistError) -> Problem:
+    """The problem of a launch whose store this node does not reach."""
+    where = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
+    return problem("first-node-unreachable", "MASTER_ADDR", where, reason=str(error).partition("\n")[0])
 
 
 def leave(environ: Mapping[str, str], message: str) -> None:

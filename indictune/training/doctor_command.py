@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from torch import distributed
+from torch.distributed import DistError
 from transformers import TrainingArguments
 
 from indictune.config.command_arguments import DoctorArguments
@@ -18,11 +20,13 @@ from indictune.config.read_words import read_flags
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
+from indictune.distributed.doctor.came_up import CHECK as LAUNCH
 from indictune.distributed.doctor.examination import Subject, examine
-from indictune.distributed.doctor.lines import Line, as_json, exit_code
+from indictune.distributed.doctor.lines import Line, as_json, exit_code, of_problem
 from indictune.distributed.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.distributed.launch import rank_of, read_launch
 from indictune.distributed.machine_failures import check_interfaces
+from indictune.distributed.node_meeting import unreachable
 from indictune.errors import Problem, Problems, problems_of
 from indictune.hub.push import name_of
 from indictune.preflight.checks import preflight
@@ -44,23 +48,26 @@ def doctor_command(argv: Sequence[str]) -> int:
         1 if a check fails, else 0.
 
     Raises:
-        UserError: a flag of the command itself is wrong, or the recipe cannot be read.
+        UserError: a flag of the command itself is wrong.
     """
     words = ["--config", *argv] if argv and not argv[0].startswith("-") else list(argv)
     recipe, task = task_of_flags(words, DoctorArguments)
-    if not recipe.is_read:
-        recipe.problems.raise_any()
     args = recipe.build(DoctorArguments)
+    if rank_of(os.environ) != 0:
+        logging.getLogger("indictune").setLevel(logging.ERROR)  # each rank has the same warnings
     found: list[Line] = []
     with _own_stdout() as stdout:
-        subject = _subject(words, recipe, task)
 
         def report(absent: list[Line]) -> None:
             _show([*found, *absent], args.json, stdout)
 
-        roll = RollCall(os.environ, args.collective_timeout, report)
         try:
-            examine(subject, roll, found)
+            roll = RollCall(os.environ, args.collective_timeout, report)
+        except DistError as error:
+            report([of_problem(LAUNCH, unreachable(os.environ, error))])
+            return 1
+        try:
+            examine(_subject(words, recipe, task), roll, found)
             ignore_stops()
             if rank_of(os.environ) == 0:
                 report([])
@@ -81,7 +88,7 @@ def _subject(words: Sequence[str], recipe: Recipe, task: Task[Any, Any, Any]) ->
     """What is examined: the plan of a run, or of none where there is no recipe and no model."""
     plan, problems = make_plan(recipe, os.environ, task)
     is_run = not recipe.values.keys() <= _OF_NO_RUN
-    found = [*problems, *preflight(plan, task)] if is_run else _problems_of_launch(plan)
+    found = [*problems, *preflight(plan, task)] if is_run else [*recipe.problems, *_problems_of_launch(plan)]
     training = plan.training
     seeds = {f"--{name}": getattr(training, name) for name in _SEEDS}
     in_files = Problems().attempt(flag_contents, plan) or {}

@@ -74,6 +74,9 @@ class RollCall:
         timeout_s: after which a wait is reported.
         report: gets the lines that name who is absent, on one rank that waits, from another thread than the main one.
             The process ends after it.
+
+    Raises:
+        DistError: nobody serves the store.
     """
 
     def __init__(self, environ: Mapping[str, str], timeout_s: float, report: Callable[[list[Line]], None]) -> None:
@@ -85,7 +88,7 @@ class RollCall:
         self._is_over = threading.Event()
         if self.world_size > 1:
             self._main = threading.main_thread().ident
-            self._store, self._own = _connect(environ, timeout_s), _connect(environ, timeout_s, is_first=False)
+            self._store, self._own = (_connect(environ, 2 * timeout_s, is_first) for is_first in (True, False))
             self._arrive("the start")
             self._watcher = threading.Thread(target=self._watch, name="roll call", daemon=True)
             self._watcher.start()
@@ -264,7 +267,7 @@ def elsewhere(stacks: Mapping[int, Sequence[str]]) -> list[int]:
     return outside if len(outside) < len(stacks) else []
 
 
-def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool = True) -> Store:
+def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> Store:
     """A connection to the store of the launch. Rank 0 serves it where the launcher does not.
 
     The group of the run then uses the same server. Unlike `rendezvous`, it does not wait for all ranks to connect.

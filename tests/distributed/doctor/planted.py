@@ -22,6 +22,11 @@ def another_seed() -> None:
     sys.argv += ["--seed", "7"]
 
 
+def no_recipe() -> None:
+    """Its node lacks the file."""
+    sys.argv += ["--config", "nowhere.yaml"]
+
+
 def another_dataset() -> None:
     place = sys.argv.index("--train_file") + 1
     rows = Path(sys.argv[place])
@@ -95,9 +100,12 @@ def _sleeps(*_: Any) -> Any:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (another_seed, another_dataset, stale_package, slow, never_enters, never_arrives)
+    each.__name__: each
+    for each in (
+        *(another_seed, no_recipe, another_dataset, stale_package, slow),
+        *(never_enters, never_arrives, wrong_sum, fast_clock, slow_link_to_0, dies),
+    )
 }
-FAULTS |= {each.__name__: each for each in (wrong_sum, fast_clock, slow_link_to_0, dies)}
 
 if __name__ == "__main__":
     end = sys.argv.index("doctor")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.ranks.launching import start, torchrun
+from tests.ranks.launching import free_port, python, start, torchrun
 
 SCRIPT = "tests/distributed/doctor/planted.py"
 ROWS = [{"text": f"{word} film {number}", "label": word} for number in range(8) for word in ("good", "bad")]
@@ -54,6 +54,7 @@ def examined(folder: Path, ranks: int, *faults: str, timeout_s: int = 60) -> Exa
 # Fault -> the check that finds it, and what its line says of rank 1.
 FOUND = {
     "another_seed": ("ranks alike", "--seed of rank 1: 7; the others have 42"),
+    "no_recipe": ("recipe", "rank 1: --config nowhere.yaml: there is no such file."),
     "another_dataset": ("ranks alike", "content of --train_file of rank 1: 1 file(s), "),
     "stale_package": ("ranks alike", "version of trl of rank 1: 0.9; the others have "),
     "slow": ("slowest rank", "rank 1 computes "),
@@ -95,7 +96,7 @@ def test_a_planted_fault_is_found_alone(tmp_path: Path, ranks: int, fault: str) 
     ("ranks", "fault"), [(2, "never_enters"), pytest.param(3, "never_arrives", marks=pytest.mark.slow)]
 )
 def test_a_rank_that_never_comes_is_named_with_its_stack(tmp_path: Path, ranks: int, fault: str) -> None:
-    found = examined(tmp_path, ranks, f"1:{fault}", timeout_s=2)
+    found = examined(tmp_path, ranks, f"1:{fault}", timeout_s=6)
     assert found.code != 0
     (line,) = found.lines["all-reduce" if fault == "never_enters" else "pairs of ranks"]
     assert line["found"].startswith("rank 1 (process ")
@@ -108,6 +109,15 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     found = examined(tmp_path, 3, "2:dies", timeout_s=5)
     (line,) = found.lines["reduce-scatter"]
     assert line["found"].startswith("rank 2 (process ")
+
+
+@pytest.mark.slow
+def test_a_first_node_out_of_reach_is_named() -> None:
+    launch = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    command = [*python(), "indictune/__main__.py", "doctor", "--collective_timeout", "1"]
+    done = start(command, {**launch, "MASTER_PORT": str(free_port())})
+    assert done.returncode == 1
+    assert "[first-node-unreachable]" in done.stdout
 
 
 @pytest.mark.slow
