@@ -208,7 +208,9 @@ class IndicTrainingArguments(TrainingArguments):
         "the most activations. interleaved: two stages a process, for half the waiting and twice the messages.",
     )
     restore_callback_states_from_checkpoint: bool = flag(True, "Must stay on: early stopping resumes its count.")
-    hub_strategy: str = flag("end", "Must stay `end`: the finished model is pushed once.")
+    hub_strategy: Literal["end", "every_save"] = flag(
+        "end", "When --push_to_hub pushes. every_save: the model of each checkpoint too, while the training continues."
+    )
     hub_license: str | None = flag(
         None, "Licence of the model, such as apache-2.0, for its card. Default: that of its base, as the Hub has it."
     )

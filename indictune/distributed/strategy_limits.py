@@ -90,13 +90,17 @@ def check_communication(plan: AnyPlan) -> list[Problem]:
 
 
 def check_saving(plan: AnyPlan) -> list[Problem]:
-    """Refuse `--async_save` if checkpoints are not shards of all weights."""
-    launch, method = plan.launch, plan.model.method
-    has_shards = engine_of(launch.strategy) in ("fsdp2", "tp") or launch.axes.pipeline > 1
-    if (has_shards and launch.world_size > 1 and method == "full") or not plan.training.async_save:
-        return []
+    """Refuse `--async_save` if checkpoints are not shards of all weights, and a push of each save if they are."""
+    launch, method, training = plan.launch, plan.model.method, plan.training
+    splits = engine_of(launch.strategy) in ("fsdp2", "tp") or launch.axes.pipeline > 1
+    has_shards = splits and launch.world_size > 1 and method == "full"
     where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
-    return [problem("async-save-without-shards", "--async_save", "true", where=where)]
+    found = []
+    if training.async_save and not has_shards:
+        found.append(problem("async-save-without-shards", "--async_save", "true", where=where))
+    if training.push_to_hub and training.hub_strategy == "every_save" and has_shards:
+        found.append(problem("push-of-shards", "--hub_strategy", "every_save", where=where))
+    return found
 
 
 def check_bad_steps(plan: AnyPlan) -> list[Problem]:

@@ -19,6 +19,7 @@ from indictune.evaluation.breakdown import EVALUATION
 from indictune.files import METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import CARD, write_card
 from indictune.hub.upload import Destination, reason_of, retried, status_of, upload
+from indictune.models.adapter_base import config_file
 from indictune.models.atomic_folder import MODEL_FILES
 
 logger = logging.getLogger(__name__)
@@ -101,13 +102,18 @@ def push(folder: Path, args: IndicTrainingArguments) -> None:
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():
         return
-    to = Destination(name_of(args.hub_model_id, folder), args.hub_private_repo, args.hub_revision)
+    to = destination_of(folder, args)
     if not (folder / CARD).is_file():  # the run was killed just before
         write_card(folder, to.repo_id)
     saved = json.loads(not_pushed.read_text(encoding="utf-8"))
     url = upload(folder, published(folder, saved), to, "End of training")
     logger.info("Pushed to %s", url)
     not_pushed.unlink()
+
+
+def destination_of(folder: Path, args: IndicTrainingArguments) -> Destination:
+    """Where a run pushes to."""
+    return Destination(name_of(args.hub_model_id, folder), args.hub_private_repo, args.hub_revision)
 
 
 def published(folder: Path, saved: Collection[str]) -> list[str]:
@@ -126,3 +132,15 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     documents = [path for pattern in _DOCUMENTS for path in folder.glob(pattern)]
     paths = [path for path in (*model, *documents) if path.is_file() and not path.is_symlink()]
     return sorted({path.relative_to(folder).as_posix() for path in paths if not path.parent.is_symlink()})
+
+
+def model_files(folder: Path) -> list[str]:
+    """Names in a folder that may be of its model: Python files only for a model that brings its own code."""
+    config = json.loads(config_file(folder).read_text(encoding="utf-8"))
+    names = (path.name for path in folder.iterdir())
+    return [
+        name
+        for name in names
+        if (name.startswith(("model", "adapter_model")) if ".safetensors" in name else True)
+        and (not name.endswith(".py") or "auto_map" in config)
+    ]

@@ -20,7 +20,7 @@ from indictune.errors import Problems, UserError, problem
 from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
-from indictune.hub.push import check_write, published, refusal_of
+from indictune.hub.push import check_write, model_files, published, refusal_of
 from indictune.hub.upload import Destination, PushError, retried, upload
 from indictune.models.adapter_base import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG
@@ -62,18 +62,6 @@ def push_command(argv: Sequence[str]) -> int:
     (folder / NOT_PUSHED).unlink(missing_ok=True)
     print(printable(f"Pushed to {url}"))
     return 0
-
-
-def model_files(folder: Path) -> list[str]:
-    """Names in a folder that may be of its model: Python files only for a model that brings its own code."""
-    config = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    names = (path.name for path in folder.iterdir())
-    return [
-        name
-        for name in names
-        if (name.startswith(("model", "adapter_model")) if ".safetensors" in name else True)
-        and (not name.endswith(".py") or "auto_map" in config)
-    ]
 
 
 def _check_folder(folder: Path) -> None:

@@ -21,7 +21,6 @@ FIXED = {
     "restore_callback_states_from_checkpoint": (True, "a resumed run keeps the count of early stopping"),
     "save_only_model": (False, "a checkpoint holds everything that a resume needs"),
     "save_on_each_node": (False, "the run finds out whether nodes share a disk"),
-    "hub_strategy": ("end", "the finished model is pushed once"),
     "eval_on_start": (False, "a resumed run would evaluate once more"),
     "enable_jit_checkpoint": (False, "a signal saves a checkpoint anyway"),
     "accelerator_config": (None, "accelerate does not deal the rows here"),

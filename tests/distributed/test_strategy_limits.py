@@ -159,6 +159,8 @@ def test_async_save_needs_shards_of_all_weights(launch: Launch, method: str, cod
     plan = plan_of({"async_save": True}, {"method": method}, launch)
     assert codes(check_saving(plan)) == ([] if code is None else [(code, "--async_save")])
     assert check_saving(plan_of({}, {"method": method}, launch)) == []
+    pushes = plan_of({"push_to_hub": True, "hub_strategy": "every_save"}, {"method": method}, launch)
+    assert codes(check_saving(pushes)) == ([] if code else [("push-of-shards", "--hub_strategy")])
 
 
 @pytest.mark.parametrize(

@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard, constants, set_client_factory
-from huggingface_hub.hf_api import api
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import ModelCard
 
 from indictune.cache_folders import _OF_A_CHECKPOINT
 from indictune.cli import main
 from indictune.hub import upload
-from tests.faults.hub import Fault, Hub, hub
+from tests.faults.hub import Fault, Hub
+from tests.hub.conftest import TOKEN
 from tests.hub.folders import CONFIG, model_folder
 
-TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 WEIGHTS = b"\x08" * 5000
 PUSHED = ["README.md", "config.json", "figures/curves.png", "metrics.json", "model.safetensors", "report.html"]
 STAY = (
     *("training_args.bin", "optimizer.pt", "recipe.yaml", "predictions.jsonl", "train_log.jsonl", "mine.py"),
     *("other.safetensors", "logs/rank-0.log", "checkpoint-4/model.safetensors", "photo.png"),
 )
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub that this process asks; nobody sleeps, and large files go by LFS."""
-    with hub() as kept:
-        kept.large = ".safetensors"
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "ENDPOINT", kept.url)
-        monkeypatch.setattr(api, "endpoint", kept.url)
-        yield kept
-        set_client_factory(default_client_factory)
 
 
 @pytest.fixture

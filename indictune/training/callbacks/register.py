@@ -11,12 +11,14 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.config.task_names import PARITY_TRACE
+from indictune.hub.push import destination_of
 from indictune.run import Run
 from indictune.training import bad_steps
 from indictune.training.callbacks.check_divergence import CheckDivergence
 from indictune.training.callbacks.load_best import LoadBest
 from indictune.training.callbacks.parity_trace import ParityTrace
 from indictune.training.callbacks.profile_steps import ProfileSteps
+from indictune.training.callbacks.push_saves import PushSaves
 from indictune.training.callbacks.report_progress import ReportProgress
 from indictune.training.callbacks.restore_progress import RestoreProgress
 from indictune.training.callbacks.step_flags import StepFlags
@@ -41,6 +43,8 @@ def watch(
     trainer.add_callback(ReportProgress())
     trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
+    if trainer.args.push_to_hub and trainer.args.hub_strategy == "every_save":
+        trainer.add_callback(PushSaves(plan.output_dir, destination_of(plan.output_dir, trainer.args)))
     if point.checkpoint is not None:
         trainer.add_callback(RestoreProgress(trainer, point))
     if trace := os.environ.get(PARITY_TRACE):
