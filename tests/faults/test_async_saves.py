@@ -48,6 +48,7 @@ def expected(finished_run: FinishedRun, unbroken: Run) -> dict[str, Any]:
     return Job(finished_run.recipe, unbroken.folder).outcome()
 
 
+@pytest.mark.slow
 def test_ranks_that_are_killed_while_they_save_leave_the_checkpoint_before(
     finished_run: FinishedRun, expected: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -195,4 +195,6 @@ def test_rows_are_prepared_once_a_node_at_most(job: Path, tmp_path: Path, disks:
     assert distance(first, second) == 0.0
     for kind in ("rows", "tokens"):
         by = [node for name, node in made if name == kind]
-        assert (len(by) == 1 and by[0] in NODES) if disks == "shared" else sorted(by) == list(NODES)
+        assert len(by) == len(set(by)) > 0
+        assert set(by) <= set(NODES)
+        assert {"shared": len(by) == 1, "separate": len(by) == 2}.get(disks, True)
