@@ -227,13 +227,6 @@ def test_a_failed_program_does_not_stop_the_bench(tmp_path: Path, monkeypatch: p
     assert found["exit_codes"] == {"no_such_program": 1, "row_lengths": 0}
 
 
-def test_the_differences_of_strategies_are_those_from_one_process() -> None:
-    from benchmarks.strategies import largest_differences
-
-    losses = {"single": [1.0, 0.5], "ddp": [1.0, 0.75], "zero3": [1.0, 0.5]}
-    assert largest_differences(losses) == {"ddp": 0.25, "zero3": 0.0}
-
-
 SMALL_CHECKPOINTS = """
 import sys
 from functools import partial
