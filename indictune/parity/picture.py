@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; markers differ too.
-_COLOURS = ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#8C8C8C")
-_MARKERS = ("", "o", "s", "D", "^", "v", "<", ">", "P", "X")
+# Okabe and Ito's palette and Tol's, which colour-blind readers can tell apart; markers differ too.
+_COLOURS = (
+    *("#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7"),
+    *("#D55E00", "#8C8C8C", "#882255", "#44AA99", "#999933"),
+)
+_MARKERS = ("", "o", "s", "D", "^", "v", "<", ">", "P", "X", "h")
 
 
 def draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:

@@ -36,8 +36,11 @@ def watch(
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, plan.launch.strategy)
     trainer.add_callback(StepFlags(trainer))
-    if trainer.args.divergence_check_steps and trainer.args.world_size > 1:
-        trainer.add_callback(CheckDivergence(trainer, trainer.args.divergence_check_steps))
+    if every := trainer.args.divergence_check_steps:
+        if trainer.args.world_size > 1:
+            trainer.add_callback(CheckDivergence(trainer, every))
+        else:
+            run.warn([f"Ignoring --divergence_check_steps {every}: one process has nothing to compare with."])
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
