@@ -182,10 +182,25 @@ class TestRealModels:
     def test_a_language_model_by_method(self, method: str) -> None:
         args = ModelArguments("builtin:tiny-indic-llama", method=method)  # type: ignore[arg-type]
         model = load_causal(args, load_tokenizer(args), torch.bfloat16, [2])
+        trained = [each for each in model.parameters() if each.requires_grad]
+        for each in trained:
+            each.grad = torch.zeros_like(each)
+        optimizer = torch.optim.AdamW(trained)
+        optimizer.step()
         plan = replace(plan_of({"bf16": True}, {"method": method}), head="ForCausalLM")
         plan = replace(plan, model_config=model.config, model=args)
         memory = estimate_memory(plan, meta_model(args, model.config, plan.head), tokens=10)
-        assert memory.parameters == pytest.approx(held_bytes(model)["parameters"], rel=0.02)
+        held = held_bytes(model, optimizer)
+        assert memory.parameters == pytest.approx(held["parameters"], rel=0.02)
+        assert (memory.gradients, memory.optimizer_states) == (held["gradients"], held["optimizer_states"])
+
+    def test_modules_that_an_adapter_trains_whole_are_held_twice(self) -> None:
+        """peft keeps the frozen module too."""
+        args = ModelArguments("builtin:tiny-indic-llama", method="lora", modules_to_save=["embed_tokens"])
+        model = load_causal(args, load_tokenizer(args), torch.bfloat16, [2])
+        counts = count_parameters(args, model.config, "ForCausalLM")
+        assert counts.total == sum(each.numel() for each in model.parameters())
+        assert counts.trained == sum(each.numel() for each in model.parameters() if each.requires_grad)
 
     def test_tied_embeddings_are_held_once(self) -> None:
         model: Any = AutoModelForCausalLM.from_config(LLAMA)  # type: ignore[no-untyped-call]
