@@ -91,7 +91,7 @@ class Case:
         model, head = ("llama", "ForCausalLM") if self.is_chat else ("bert", "ForSequenceClassification")
         config = AutoConfig.from_pretrained(resolve(f"builtin:tiny-indic-{model}"), num_labels=2)
         weights = ModelWeights(meta_model(ModelArguments(), config, head))
-        launch = Launch(self.strategy, sizes.world, sizes.world, axes=axes)
+        launch = Launch(self.data, sizes.world, sizes.world, axes=axes)  # a CPU has no other memory to offload to
         return kept_bytes(weights.of_stages(axes)[0], launch, fp32, at_step=True)
 
     def _of_rank(self, count: Count) -> Count:
@@ -131,8 +131,8 @@ def write_rows(folder: Path, is_chat: bool) -> Path:
     return path
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Train under a strategy; what the first rank sends and keeps, and what it should."""
+def measure(case: Case, anew: bool = True) -> dict[str, Any]:
+    """Train under a strategy; what the first rank sends and keeps, and what it should. `anew` is that of `start`."""
     rows = ROWS // MICRO_BATCHES // case.sizes.data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -147,6 +147,7 @@ def measure(case: Case) -> dict[str, Any]:
             rows=files,
             options=case.launcher_options,
             task="llama" if case.is_chat else "sentiment",
+            anew=anew,
         )
         count = counts[0]
         idle = _idle_share(folder / "run")

@@ -121,6 +121,7 @@ def count_bytes(
     rows: tuple[str, ...] = TWEETS,
     options: tuple[str, ...] = (),
     task: str = "sentiment",
+    anew: bool = True,
 ) -> list[Count]:
     """Train a small job; return the count of each rank.
 
@@ -133,16 +134,34 @@ def count_bytes(
         rows: flags that name them.
         options: of the launcher.
         task: `sentiment` or `llama`.
+        anew: as in `start`.
 
     Raises:
         RuntimeError: the run failed.
     """
-    run = ("--module", "benchmarks.counted_run", *JOB, *rows, *flags, "--output_dir", str(folder / "run"))
+    program = ("--module", "benchmarks.counted_run") if anew else ("benchmarks/counted_run.py",)
+    run = (*program, *JOB, *rows, *flags, "--output_dir", str(folder / "run"))
     variables = {"COUNTS": str(folder), "AS_TRAINER": "yes" if as_trainer else "", "TASK": task}
-    result = start([*accelerate(strategy, ranks), *options, *run], variables, timeout_s=900, anew=True)
+    result = start([*accelerate(strategy, ranks), *options, *run], variables, timeout_s=900, anew=anew)
     if result.returncode != 0:
         raise RuntimeError(f"{strategy}, {flags}:\n{result.stdout}\n{result.stderr}")
     return [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
+
+
+def count_peak(folder: Path, *flags: str, task: str) -> int | None:
+    """Train a small job with one process; the peak of the GPU's allocator, in bytes, or None on a CPU.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    run = ("--module", "benchmarks.counted_run", *JOB, *flags, "--output_dir", str(folder / "run"))
+    result = start(
+        [*accelerate("single_gpu", 1), *run], {"COUNTS": str(folder), "TASK": task}, timeout_s=900, anew=True
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"{flags}:\n{result.stdout}\n{result.stderr}")
+    peak: int | None = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))["peak"]
+    return peak
 
 
 def _read(path: Path) -> Count:

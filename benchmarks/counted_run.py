@@ -56,9 +56,10 @@ class CountBytes(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         config = others["model"].config
-        noted = {"bytes": self.bytes, "kept": self.kept, "parameters": parameters(others["model"])}
+        noted: dict[str, Any] = {"bytes": self.bytes, "kept": self.kept, "parameters": parameters(others["model"])}
         widths = widths_of(config)
         sizes = {"layers": widths.layers, "hidden": widths.hidden, "key_values": widths.key_values}
+        noted["peak"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
         path.write_text(json.dumps(noted | sizes), encoding="utf-8")
 

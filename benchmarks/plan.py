@@ -1,0 +1,154 @@
+"""Predicted next to measured memory: what a rank keeps under each strategy file, here, and peaks on a GPU.
+
+    python -m benchmarks.plan [--ranks 2 4] [strategies]
+    python -m benchmarks.plan --peaks
+
+The first trains a small BERT in fp32, as `benchmarks/axes.py` does, and counts parameters, gradients and optimizer
+states before and after they are sharded. The second trains with one process and compares the peak of the GPU's
+allocator with the estimate. It writes `indictune/distributed/planning/calibration.json`, which `indictune plan` reads.
+On a CPU, which counts no peaks, it tries the settings with small models, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from benchmarks.axes import CASES, TOKENS, Case, measure, write_rows
+from benchmarks.communication import count_peak, in_types
+from benchmarks.environment import environment, write, write_results
+from indictune.console_text import table
+from indictune.distributed.out_of_memory import estimated
+from indictune.distributed.planning.calibration import CALIBRATION
+from indictune.distributed.planning.held import PARTS
+from indictune.distributed.planning.sent_bytes import Sizes, Split
+from indictune.models.builtin import resolve
+from indictune.preflight.derive import plan_of_rows
+from indictune.training.prepare import task_of_flags
+
+# Files that only share the batch: the engine, and what it splits.
+DATA: dict[str, tuple[str, Split]] = {
+    "ddp": ("ddp", "nothing"),
+    "fsdp2": ("fsdp2", "weights"),
+    "fsdp2_offload": ("fsdp2", "weights"),
+    "fsdp2_qlora": ("fsdp2", "weights"),
+    "zero1": ("zero1", "states"),
+    "zero2": ("zero2", "gradients"),
+    "zero2_offload": ("zero2", "gradients"),
+    "zero3": ("zero3", "weights"),
+    "zero3_offload": ("zero3", "weights"),
+}
+WIDER: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+SETTINGS = list(product(("sentiment", "llama"), ("full", "lora"), (4, 16), (False, True)))  # task, method, rows, keeps
+LENGTHS = {"sentiment": TOKENS, "llama": 512}
+
+
+def cases(ranks: int) -> list[Case]:
+    """Every strategy file that runs on so many processes; one process shows what is kept before sharding."""
+    if ranks == 1:
+        return [Case("single_gpu", Sizes(), "ddp")]
+    of_data = [Case(name, Sizes(data=ranks, split=split), engine) for name, (engine, split) in DATA.items()]
+    return of_data + [each for each in CASES if each.sizes.world == ranks and each.strategy not in DATA]
+
+
+def error_of(found: dict[str, Any]) -> float:
+    """The largest share by which a term differs from its prediction."""
+    kept, formula = found["kept_bytes"], found["formula_kept_bytes"]
+    return max(float(abs(formula[name] / kept[name] - 1)) for name in PARTS)
+
+
+def _kept_line(found: dict[str, Any]) -> list[str]:
+    kept, formula = found["kept_bytes"], found["formula_kept_bytes"]
+    pairs = [f"{formula[name] / 1e6:.2f} / {kept[name] / 1e6:.2f}" for name in PARTS]
+    return [found["strategy"], str(found["ranks"]), *pairs, f"{error_of(found):.2%}"]
+
+
+def compare_kept(asked: list[str], all_ranks: list[int]) -> None:
+    """Measure, print the table and write the result file."""
+    about = environment()
+    chosen = [each for ranks in all_ranks for each in cases(ranks) if not asked or each.strategy in asked]
+    found = []
+    for case in chosen:
+        found.append(measure(case))
+        print(" ".join(_kept_line(found[-1])), flush=True)
+    header = ["strategy", "ranks", *(f"{name}: predicted / MB" for name in PARTS), "largest error"]
+    print(table(header, [_kept_line(each) for each in found]), end="\n\n")
+    print(f"written to {write_results('plan', {'environment': about, 'strategies': found})}")
+
+
+def widened(task: str, folder: Path) -> Path:
+    """A built-in model with random weights, wide enough that its tensors, not the allocator's gaps, make the peak."""
+    source, name = resolve(f"builtin:tiny-indic-{'llama' if task == 'llama' else 'bert'}"), folder / task
+    config = AutoConfig.from_pretrained(source, **WIDER)
+    kind = AutoModelForCausalLM if task == "llama" else AutoModelForSequenceClassification
+    model: Any = kind.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(name)
+    AutoTokenizer.from_pretrained(source).save_pretrained(name)
+    return name
+
+
+def compare_peak(task: str, method: str, rows: int, keeps_inputs: bool, model: str) -> dict[str, Any]:
+    """Train a few steps under a setting; `predicted` and `measured` bytes, the latter None on a CPU."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = (*in_types("float32", "bfloat16"), "--model_name_or_path", model, "--method", method)
+        flags += ("--global_batch_size", str(rows), "--per_device_train_batch_size", str(rows))
+        flags += ("--max_length", str(LENGTHS[task]), "--gradient_checkpointing", str(keeps_inputs).lower())
+        flags += () if task == "llama" else ("--active_vocabulary", "off")
+        files = ("--train_file", str(write_rows(folder, task == "llama")), "--validation_split", "0")
+        recipe, own = task_of_flags([*files, *flags, "--output_dir", str(folder / "run")])
+        memory = estimated(plan_of_rows(recipe, own)[0])
+        assert memory is not None
+        measured = count_peak(folder, *files, *flags, task=task)
+    terms = {"terms": asdict(memory), "predicted": memory.total_bytes - memory.framework, "measured": measured}
+    return {"task": task, "method": method, "rows": rows, "gradient_checkpointing": keeps_inputs, **terms}
+
+
+def _peak_line(found: dict[str, Any]) -> list[str]:
+    measured = found["measured"]
+    shown = ["not run on a GPU", ""] if measured is None else [f"{measured / 1e9:.2f}"]
+    shown += [] if measured is None else [f"{found['predicted'] / measured - 1:+.0%}"]
+    words = [found["task"], found["method"], str(found["rows"]), str(found["gradient_checkpointing"])]
+    return [*words, f"{found['predicted'] / 1e9:.2f}", *shown]
+
+
+def compare_peaks() -> None:
+    """Measure all settings and print the table; on a GPU, write the calibration."""
+    about, on_gpu = environment(), torch.cuda.is_available()
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        for task, method, rows, keeps_inputs in SETTINGS:
+            tiny = f"builtin:tiny-indic-{'llama' if task == 'llama' else 'bert'}"
+            model = str(widened(task, Path(name))) if on_gpu else tiny
+            found.append(compare_peak(task, method, rows, keeps_inputs, model))
+    header = ["task", "method", "rows", "checkpointing", "predicted GB", "measured GB", "difference"]
+    print(table(header, [_peak_line(each) for each in found]), end="\n\n")
+    if not on_gpu:
+        print("Not run on a GPU: no calibration is written.")
+        return
+    write(CALIBRATION, {"environment": about, "settings": found})
+    print(f"written to {CALIBRATION}")
+
+
+def main() -> None:
+    """Parse the flags and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("strategies", nargs="*", help="files; all if none is named")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--peaks", action="store_true", help="compare peaks of one process")
+    options = parser.parse_args()
+    if options.peaks:
+        compare_peaks()
+    else:
+        compare_kept(options.strategies, options.ranks)
+
+
+if __name__ == "__main__":
+    main()

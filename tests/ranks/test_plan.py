@@ -1,0 +1,40 @@
+"""What ranks really keep of parameters, gradients and optimizer states is what `indictune plan` predicts, to 2%."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.axes import Case, measure
+from benchmarks.plan import cases, error_of
+from indictune.distributed.planning.calibration import calibration
+from indictune.shipped_files import strategies
+
+ALL = [(ranks, case) for ranks in (1, 2, 4, 8) for case in cases(ranks)]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2"])
+def test_two_ranks_keep_what_is_predicted(strategy: str) -> None:
+    (case,) = (each for each in cases(2) if each.strategy == strategy)
+    assert error_of(measure(case, anew=False)) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [each for _, each in ALL], ids=[f"{each.strategy}-{ranks}" for ranks, each in ALL])
+def test_ranks_keep_what_is_predicted(case: Case) -> None:
+    assert error_of(measure(case, anew=False)) < 0.02
+
+
+def test_every_strategy_file_is_measured() -> None:
+    assert {case.strategy for _, case in ALL} == set(strategies())
+
+
+def test_the_calibration_names_its_largest_error(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    assert calibration(path) == "not calibrated on a GPU"
+    settings = [{"predicted": 95, "measured": 100}, {"predicted": 108, "measured": 100}]
+    environment = {"gpus": ["H100"], "date": "2026-11-26"}
+    path.write_text(json.dumps({"environment": environment, "settings": settings}), encoding="utf-8")
+    assert calibration(path) == "within 8% of the peaks of 2 settings on H100, 2026-11-26"
