@@ -138,11 +138,13 @@ def json_line(entry: Mapping[str, Any]) -> str:
 
 def _as_json(value: Any) -> Any:
     """Replace NaN and infinity, which JSON lacks, by texts that `float` and pandas read."""
+    if isinstance(value, str | int):  # first: a check for Mapping is slow
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {name: _as_json(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,10 +132,12 @@ class SingleLabel(TextObjective):
 
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         names = self._class_names
-        for label, predicted, logs in zip(dataset["labels"][:], results[0], results[2], strict=True):
-            best = np.sort(np.argsort(-logs, kind="stable")[:MAX_SCORES])
-            scores = {names[at]: round(math.exp(logs[at]), _DIGITS) for at in best}
-            yield {"label": names[label], "predicted": names[predicted], "scores": scores}
+        best = np.sort(np.argsort(-results[2], axis=1, kind="stable")[:, :MAX_SCORES], axis=1)
+        scores = np.exp(np.take_along_axis(results[2], best, 1).astype(np.float64)).round(_DIGITS)
+        columns = dataset["labels"][:], results[0].tolist(), best.tolist(), scores.tolist()
+        for label, predicted, of_labels, values in zip(*columns, strict=True):
+            by_label = {names[at]: value for at, value in zip(of_labels, values, strict=True)}
+            yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
 
     def breakdown(
         self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
