@@ -1,4 +1,4 @@
-"""The quick half on each rank: sound, then with a wrong sum on rank 1. Rank 0 prints the seconds and what was found.
+"""The quick half on each rank: sound, then with a wrong sum on rank 1. Rank 0 prints the seconds and the findings.
 
 torchrun --nproc_per_node 2 tests/distributed/doctor/quick_half.py
 """
@@ -24,9 +24,11 @@ if __name__ == "__main__":
     rank = int(os.environ["RANK"])
     args: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
     plan = plan_of(launch=Launch("ddp", 2, 2, rank), model={"model_name_or_path": "builtin:tiny-indic-bert"})
-    began = time.perf_counter()
-    warnings = check_ranks(plan, args)
-    seconds = time.perf_counter() - began
+    seconds, warnings = [], []
+    for _ in range(3):  # other programs are on this machine too
+        began = time.perf_counter()
+        warnings += check_ranks(plan, args)
+        seconds.append(time.perf_counter() - began)
     if rank == 1:
         wrong_sum()
     try:
@@ -35,5 +37,5 @@ if __name__ == "__main__":
     except UserError as error:
         refusal = str(error)
     if rank == 0:
-        print(json.dumps([seconds, warnings, refusal]))
+        print(json.dumps([min(seconds), warnings, refusal]))
     torch.distributed.destroy_process_group()

@@ -59,7 +59,7 @@ FOUND = {
     "stale_package": ("ranks alike", "version of trl of rank 1: 0.9; the others have "),
     "slow": ("slowest rank", "rank 1 computes "),
     "wrong_sum": ("all-reduce", "rank 1 got a wrong result"),
-    "fast_clock": ("clocks", "the clock of rank 1 is 5.0 s ahead of the others"),
+    "fast_clock": ("clocks", "the clock of rank 1 is "),
 }
 
 
