@@ -54,7 +54,7 @@ def parity_command(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(_record(args, losses, compared, failed), indent=1))
     else:
-        print(printable(shown(args, compared, failed)))
+        print(printable(shown(len(losses[ONE]), args.tolerance, compared, failed)))
     agree = bool(compared) and all(each.agrees for each in compared)
     return 0 if agree and all(each.state == "user_error" for each in failed) else 1
 
@@ -78,9 +78,9 @@ def _launchers(names: Sequence[str], processes: int | None) -> dict[str, Launche
     return found
 
 
-def shown(args: ParityArguments, compared: Sequence[Comparison], failed: Sequence[Ended]) -> str:
+def shown(steps: int, tolerance: float, compared: Sequence[Comparison], failed: Sequence[Ended]) -> str:
     """The table, the causes, and the verdict."""
-    lines = [f"Each run next to one process, {args.steps} steps; relative differences, tolerance {args.tolerance:g}"]
+    lines = [f"Each run next to one process, {steps} steps; relative differences, tolerance {tolerance:g}"]
     body = [
         [each.name, str(each.processes), *map(_cell, each.parts.values()), "same" if each.agrees else "differs"]
         for each in compared
@@ -115,7 +115,7 @@ def _record(
         for each in compared
     }
     stopped = {each.name: {"state": each.state, "message": each.message} for each in failed}
-    return {"steps": args.steps, "tolerance": args.tolerance, "runs": runs, "stopped": stopped, "losses": losses}
+    return {"steps": len(losses[ONE]), "tolerance": args.tolerance, "runs": runs, "stopped": stopped, "losses": losses}
 
 
 def _numbers(part: Difference) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def test_runs_that_agree(started: list[str], capsys: pytest.CaptureFixture[str])
     assert parity_command([RECIPE, "--strategies", "ddp", "--num_processes", "3"]) == 0
     assert started == ["one process x 1", "ddp x 3"]
     said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Each run next to one process, 2 steps; relative differences, tolerance 0.0001"
     assert said[-1] == "1 of 1 strategies that ran train the model of one process."
     assert said[-2].split() == ["ddp", "2", "0.0e+00", "0.0e+00", "0.0e+00", "0.0e+00", "same"]
 
