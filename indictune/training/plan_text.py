@@ -10,6 +10,7 @@ from typing import Any
 
 from indictune.console_text import in_one_line, table
 from indictune.distributed.planning.candidates import Candidate
+from indictune.distributed.planning.hardware import assumed
 from indictune.training.planned_command import command_of
 from indictune.training.ranking import Ranking
 
@@ -139,9 +140,14 @@ def _line(ranking: Ranking, each: Candidate) -> list[str]:
     batches = [each.tokens, largest.tokens] if of_tokens else [each.rows, largest.rows]
     return [
         *(each.strategy, f"{memory.total_bytes / _GB:,.1f}", *(f"{size:,}" for size in batches)),
-        *(_short(step.seconds), _short(hours_of_epoch(ranking, each)), f"{each.mfu:.0%}", f"{step.bubble:.0%}"),
+        *(_step_time(step.seconds), _short(hours_of_epoch(ranking, each)), f"{each.mfu:.0%}", f"{step.bubble:.0%}"),
         *(_short(step.sent_bytes / _GB), _short(step.sent_s), f"{node.needed / _GB:,.0f}"),
     ]
+
+
+def _step_time(seconds: float) -> str:
+    least = float(assumed("least_step_s"))
+    return f"<{least:g}" if seconds < least else _short(seconds)
 
 
 def _other_methods(ranking: Ranking) -> Iterator[str]:

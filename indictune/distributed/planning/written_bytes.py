@@ -23,9 +23,14 @@ class Written:
 
 
 def written_bytes(memory: RankMemory) -> Written:
-    """What a run writes. Saved models have the embedding rows too that an active vocabulary does not train."""
+    """What a run writes. Saved models have the embedding rows too that an active vocabulary does not train.
+
+    DeepSpeed (0.19) writes fp32 copies of trained weights, and below ZeRO-3 the weights once more.
+    """
     plan, types = memory.plan, memory.types
     trained = sum(each.numel for each in memory.weights.every if each.is_trained)
-    copies = FP32 if engine_of(plan.launch.strategy).startswith("zero") else 0
+    engine = engine_of(plan.launch.strategy)
+    copies = FP32 if engine.startswith("zero") else 0
+    copies += types.trained if engine in ("zero1", "zero2") else 0
     model = (trained + memory.weights.unused) * types.trained
     return Written(model + trained * (copies + types.state), model)
