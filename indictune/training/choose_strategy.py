@@ -15,7 +15,7 @@ from indictune.errors import Problems, UserError
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.training.plan_text import gigabytes
-from indictune.training.planned_command import MICRO_BATCHES, micro_batch_flag
+from indictune.training.planned_command import MICRO_BATCHES, micro_batch_flag, micro_batch_name
 from indictune.training.ranking import rank
 
 
@@ -53,8 +53,10 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     Problems(problems).raise_any()
     count = processes or gpus or 1
     machine = this_machine(count, gpus)
-    kept = [name for name in MICRO_BATCHES if name in (typed if gpus else recipe.values)]
-    asked = int(recipe.values[kept[0]]) if kept else None
+    name, rows = micro_batch_name(plan), plan.training.global_batch_size
+    asked = int(recipe.values[name]) if name in (typed if gpus else recipe.values) else None
+    if asked and name not in typed and name != MICRO_BATCHES[0] and rows % (count * asked):
+        asked = None  # the recipe's is too large for so many processes
     with catch_warnings(action="ignore"):  # of libraries, about each other
         ranking = rank(replace(plan, gpus=gpus), task, machine, all_methods=False, asked=asked)
     best, first = ranking.best, ranking.own[0]
@@ -68,4 +70,4 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     of_what = f"{count} {'GPU' if gpus else 'CPU process'}{('s' if gpus else 'es') * (count > 1)}"
     reason = f"on {of_what} an estimated {gigabytes(best.memory.total_bytes)} of {capacity} each"
     reason += f"; the fastest of {others + 1} that fit" if others else "; nothing else fits"
-    return Choice(best.strategy, count, {} if kept else micro_batch_flag(ranking, best), reason)
+    return Choice(best.strategy, count, {} if asked else micro_batch_flag(ranking, best), reason)

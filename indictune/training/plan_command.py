@@ -17,7 +17,7 @@ from indictune.errors import Problems, problem
 from indictune.preflight.derive import plan_of_rows
 from indictune.training.plan_picture import draw
 from indictune.training.plan_text import record, shown
-from indictune.training.planned_command import MICRO_BATCHES
+from indictune.training.planned_command import micro_batch_name
 from indictune.training.prepare import task_of_flags
 from indictune.training.ranking import rank
 
@@ -46,7 +46,8 @@ def plan_command(argv: Sequence[str]) -> int:
     problems.raise_any()
     assert args is not None
     assert machine is not None
-    asked = next((int(str(recipe.values[name])) for name in MICRO_BATCHES if name in typed), None)
+    name = micro_batch_name(plan)
+    asked = int(recipe.values[name]) if name in typed else None
     with catch_warnings(action="ignore"):  # of libraries, about each other
         ranking = rank(replace(plan, gpus=machine.of_node), task, machine, "method" not in typed, asked)
     if args.plot is not None:

@@ -18,14 +18,14 @@ def draw(ranking: Ranking, path: Path) -> None:
     """Draw a bar for each strategy that can run the plan, with its terms, and a line at the memory of a GPU.
 
     Raises:
-        UserError: `unreadable`-like problems of the file's folder.
+        UserError: `plan-not-written`.
     """
     from matplotlib.figure import Figure  # slow
 
     found = [each for each in ranking.own if each.memory is not None]
     terms = [{name: size / _GB for name, size in asdict(each.memory).items()} for each in found if each.memory]
     limit = ranking.machine.memory_bytes / _GB
-    end = min(_MOST * limit, 1.15 * max([limit, *(sum(each.values()) for each in terms)]))
+    end = min(_MOST * limit, 1.3 * max([limit, *(sum(each.values()) for each in terms)]))
     figure = Figure(figsize=(10, 1.8 + 0.36 * len(found)), layout="constrained")
     axes = figure.subplots()
     names, starts = [each.strategy for each in found], [0.0] * len(found)
@@ -45,9 +45,9 @@ def draw(ranking: Ranking, path: Path) -> None:
     axes.set(xlim=(0, end), xlabel="GB of a GPU, estimated")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    plan = ranking.plan
+    plan, model = ranking.plan, Path(ranking.plan.model.model_name_or_path)
     axes.set_title(
-        f"{Path(plan.model.model_name_or_path).name}, --method {plan.model.method}, "
+        f"{model.parent.name if model.suffix == '.json' else model.name}, --method {plan.model.method}, "
         f"{ranking.machine.gpus} GPU{'s' * (ranking.machine.gpus > 1)}: the fastest on top",
         loc="left",
     )

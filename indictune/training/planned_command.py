@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from indictune.config.command_arguments import PlanArguments
+from indictune.config.plan import AnyPlan
 from indictune.config.read_words import read_flags
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.distributed.planning.candidates import Candidate
@@ -22,11 +23,15 @@ _DECIDED = {"config", "task", "method", *MICRO_BATCHES}
 _DECIDED |= {each.name for each in fields(PlanArguments)}
 
 
+def micro_batch_name(plan: AnyPlan) -> str:
+    """The flag of micro-batches that counts in a run."""
+    return MICRO_BATCHES[plan.training.max_tokens_per_device is None]
+
+
 def micro_batch_flag(ranking: Ranking, each: Candidate) -> dict[str, str]:
     """The flag of a micro-batch, with its value."""
-    if ranking.plan.training.max_tokens_per_device is not None:
-        return {"max_tokens_per_device": str(each.tokens)}
-    return {"per_device_train_batch_size": str(each.rows)}
+    name = micro_batch_name(ranking.plan)
+    return {name: str(each.tokens if name == MICRO_BATCHES[0] else each.rows)}
 
 
 def command_of(ranking: Ranking, each: Candidate, words: Sequence[str]) -> str:

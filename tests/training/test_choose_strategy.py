@@ -31,7 +31,8 @@ def test_a_cpu_runs_one_process_with_the_micro_batch_of_the_recipe() -> None:
 
 def test_several_processes_of_a_cpu_share_the_rows() -> None:
     choice = choose_strategy("classification", RECIPE, 2)
-    assert (choice.strategy, choice.processes) == ("ddp", 2)
+    assert (choice.strategy, choice.processes, choice.flags) == ("ddp", 2, {})
+    assert choose_strategy("classification", RECIPE, 8).flags == {"per_device_train_batch_size": "4"}
 
 
 def test_all_gpus_take_the_first_row_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,12 @@ def test_only_the_used_rows_of_the_embedding_are_counted(capsys: pytest.CaptureF
 
 
 def test_a_recipe_with_a_limit_of_tokens_is_planned_in_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [DEMO, "--gpus", "2", "--gpu_memory", "1.02GB", "--method", "full"]
-    record = planned(capsys, *words, "--gpus", "1", "--max_tokens_per_device", "80")
+    words = [DEMO, "--method", "full", "--per_device_train_batch_size", "2"]  # which does not count
+    record = planned(capsys, *words, "--max_tokens_per_device", "80")
     best = record["candidates"][0]
     assert (best["micro_batch"]["tokens"], best["largest_micro_batch"]["tokens"]) == (80, 80)
     assert "--max_tokens_per_device 80" in best["command"]
+    assert "per_device_train_batch_size" not in best["command"]
 
 
 def test_nothing_fits(wide: list[str], capsys: pytest.CaptureFixture[str]) -> None:
