@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from indictune.config.verb_help import help_or_typos
-from indictune.console_text import printable
+from indictune.console_text import in_columns, printable
 from indictune.errors import UserError
 from indictune.versions import __version__
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except UserError as error:
-        return _refused(error)
+        return _refused(error, in_lines=words[0] == "plan")  # others quote commands to copy
     except OSError as error:  # that the verb did not explain
         file = f"{error.filename}: " if error.filename else ""
         return _refused(UserError("file-error", file, reason=error.strerror or error))
@@ -224,10 +224,11 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def _refused(error: UserError) -> int:
+def _refused(error: UserError, in_lines: bool = False) -> int:
     from indictune.credentials import without_tokens  # slow
 
-    print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
+    text = printable(without_tokens(f"indictune: {error.message}"))
+    print(in_columns(text) if in_lines else text, file=sys.stderr)
     return EXIT_REFUSED
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 COLUMN_GAP = "  "
 
@@ -39,6 +41,13 @@ def line_start(descriptor: int) -> str:
     if not os.isatty(descriptor):
         return ""
     return "\r" + " " * (os.get_terminal_size(descriptor).columns - 1) + "\r"
+
+
+def in_columns(text: str, width: int = 100) -> str:
+    """Break long lines between words, and indent what follows. Words longer than a line stay whole."""
+    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [textwrap.wrap(line, width, subsequent_indent="    ", **settings) or [""] for line in text.splitlines()]
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def in_one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from indictune.console_text import in_one_line, table
+from indictune.console_text import in_columns, in_one_line, table
 from indictune.distributed.planning.candidates import Candidate
 from indictune.distributed.planning.hardware import assumed
 from indictune.training.planned_command import command_of
@@ -184,9 +184,7 @@ def _rest(ranking: Ranking) -> Iterator[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        in_one_line(text), _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+    return in_columns(in_one_line(text), _WIDTH).splitlines()
 
 
 def gigabytes(size: float) -> str:

@@ -202,6 +202,7 @@ def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
         code for code in ("plan-unknown-gpu", "plan-memory", "plan-uneven-nodes") if f"[{code}]" not in message
     ] == []
     assert "[expected-at-least]" in message
+    assert max(map(len, message.splitlines())) <= 100
 
 
 def test_a_missing_recipe_is_the_only_problem(capsys: pytest.CaptureFixture[str]) -> None:
