@@ -194,9 +194,9 @@ def chat(argv: Sequence[str]) -> int:
 
 def merge(argv: Sequence[str]) -> int:
     """Make an adapter and its base one model."""
-    from indictune.models.merge import merge_command
+    from indictune.hub.made_models import merge_with_card
 
-    return _until_stopped(merge_command, argv)
+    return _until_stopped(merge_with_card, argv)
 
 
 def push(argv: Sequence[str]) -> int:
@@ -210,9 +210,9 @@ def push(argv: Sequence[str]) -> int:
 
 def checkpoint(argv: Sequence[str]) -> int:
     """List and verify checkpoints, or make one a plain model."""
-    from indictune.checkpoint.command import checkpoint_command
+    from indictune.hub.made_models import checkpoint_with_card
 
-    return _until_stopped(checkpoint_command, argv)
+    return _until_stopped(checkpoint_with_card, argv)
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {

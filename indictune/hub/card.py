@@ -43,18 +43,19 @@ _SETTINGS = {
 }
 
 
-def write_card(folder: Path, repository: str | None = None) -> None:
+def write_card(folder: Path, repository: str | None = None, run: Path | None = None) -> None:
     """Write the card of a finished run or of a model made from one. It replaces those of PEFT and TRL.
 
     Args:
         folder: of the model.
         repository: on the Hub; None if it has none.
+        run: folder of the run that made the model; None if it is `folder`.
 
     Raises:
         UserError: the folder holds an adapter whose record of its base cannot be read.
         OSError: the disk does not take it.
     """
-    write_whole(folder / CARD, str(card_of(facts_of(folder, repository))))
+    write_whole(folder / CARD, str(card_of(facts_of(folder, repository, run or folder))))
 
 
 def card_of(facts: Facts) -> ModelCard:

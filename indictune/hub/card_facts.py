@@ -27,6 +27,7 @@ from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.shipped_files import strategies
 from indictune.tasks.all_tasks import task_of
 
+BASELINE = "baseline.json"
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.
 _LEFT_OUT = ("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report_to")
@@ -47,6 +48,7 @@ class Facts:
         settings: the complete configuration of the run.
         metrics: content of `metrics.json`.
         breakdowns: of `evaluation.json`, by the names of the blocks of `metrics.json`.
+        baseline: content of `baseline.json`.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class Facts:
     settings: dict[str, Any]
     metrics: dict[str, Any]
     breakdowns: dict[str, Breakdown]
+    baseline: dict[str, Any]
 
     @property
     def model(self) -> str:
@@ -146,18 +149,18 @@ def public_value(name: str, value: Any) -> str:
     return text.replace("\\", "/").rpartition("/")[2] or "..."
 
 
-def facts_of(folder: Path, repository: str | None) -> Facts:
-    """Read the files of a model's folder. One that is missing or no JSON or YAML has nothing to say."""
+def facts_of(folder: Path, repository: str | None, run: Path) -> Facts:
+    """Read the files of a model and of its run. One that is missing or no JSON or YAML has nothing to say."""
     chosen, whole = "", ""
     with suppress(OSError, UnicodeDecodeError):
-        whole = (folder / RECIPE).read_text(encoding="utf-8")
+        whole = (run / RECIPE).read_text(encoding="utf-8")
         chosen = whole.partition(REST)[0] if REST in whole else ""
     settings = recorded_values(_yaml(whole))
     breakdowns: dict[str, Breakdown] = {}
     with suppress(OSError):
-        breakdowns = read_breakdowns(folder)
-    config, metrics = _json(config_file(folder)), _json(folder / METRICS)
-    return Facts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns)
+        breakdowns = read_breakdowns(run)
+    config, metrics, baseline = map(_json, (config_file(folder), run / METRICS, run / BASELINE))
+    return Facts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns, baseline)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -26,7 +26,12 @@ def results_in(facts: Facts) -> dict[str, Any]:
         elif block:
             splits.append({"name": name, "table": _scores(block), "labels": None, "calibration": None})
     first = next((facts.breakdowns[key] for key in SPLITS if key in facts.breakdowns), None)
-    return {"splits": splits, "worst": first and _worst(first), "intervals": first is not None}
+    return {
+        "splits": splits,
+        "worst": first and _worst(first),
+        "intervals": first is not None,
+        "baseline": facts.baseline,
+    }
 
 
 def _worst(breakdown: Breakdown) -> dict[str, str] | None:

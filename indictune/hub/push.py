@@ -18,6 +18,7 @@ from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION
 from indictune.files import METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import CARD, write_card
+from indictune.hub.card_facts import BASELINE
 from indictune.hub.upload import Destination, reason_of, retried, status_of, upload
 from indictune.models.adapter_base import config_file
 from indictune.models.atomic_folder import MODEL_FILES
@@ -25,7 +26,7 @@ from indictune.models.atomic_folder import MODEL_FILES
 logger = logging.getLogger(__name__)
 
 # Besides the model. Not the predictions: they hold the texts.
-_DOCUMENTS = (CARD, METRICS, EVALUATION, "report.html", "figures/*.png")
+_DOCUMENTS = (CARD, METRICS, EVALUATION, BASELINE, "report.html", "figures/*.png")
 
 
 def name_of(hub_model_id: str | None, output_dir: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from indictune.cli import main
 from indictune.config.arguments import ModelArguments
 from indictune.hub.card import card_of, write_card
 from indictune.hub.card_facts import Facts, facts_of
@@ -31,7 +33,7 @@ BASE = "ai4bharat/IndicBERTv2-MLM-only"
 
 
 def card_in(folder: Path, repository: str | None = None) -> ModelCard:
-    return card_of(facts_of(folder, repository))
+    return card_of(facts_of(folder, repository, folder))
 
 
 def run_program(card: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -92,6 +94,14 @@ def test_scores_have_their_intervals(tmp_path: Path) -> None:
         "In brackets: 95% bootstrap intervals.",
     ):
         assert f"\n{line}\n" in text
+
+
+def test_the_baseline_is_named(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "out")
+    found = {"model": "n-grams", "split": "test", "seconds": 1.2, "overall": {"first": 0.64, "second": 0.639}}
+    (folder / "baseline.json").write_text(json.dumps(found))
+    line = "A baseline in 1.2 s, on the test rows: n-grams. Its macro f1 is 0.6400, the model's 0.6390."
+    assert f"\n{line}\n" in card_in(folder).text
 
 
 def test_energy_is_that_of_codecarbon(tmp_path: Path) -> None:
@@ -181,9 +191,17 @@ def test_the_program_of_an_adapter_of_a_classifier_runs(
     args = ModelArguments(base, method="lora")
     model = load_classifier(args, LABELS, load_tokenizer(args))
     folder = saved(model, args, tmp_path / "out")
+    for name in ("metrics.json", "recipe.yaml"):
+        shutil.copy(model_folder(tmp_path / name) / name, folder)
+    assert main(["merge", str(folder), "--output_dir", str(tmp_path / "merged")]) == 0
+    merged = (tmp_path / "merged/README.md").read_text(encoding="utf-8")
+    assert "library_name: transformers" in merged
+    assert "| all | 100 | 0.2500 | 0.7500 | 0.5000 |" in merged
+    capsys.readouterr()
     write_card(folder)
     monkeypatch.chdir(tmp_path)
     assert "[[" in run_program((folder / "README.md").read_text(encoding="utf-8"), capsys)  # logits
+    assert "'score'" in run_program(merged, capsys)
     # As of a base on the Hub, which lies in a folder of that name here.
     monkeypatch.setattr(Facts, "base", "them/base")
     card = str(card_in(folder))
