@@ -70,12 +70,15 @@ class LineFile:
             self._file.write(content)
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # that error counts, not those of cleaning up
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._file.close()
+            return
         with self._cleaning():
             self._file.close()
-            if kind is None:
-                self._temporary.replace(self.path)
-            else:
-                self._temporary.unlink()
+            self._temporary.replace(self.path)
 
     @contextmanager
     def _cleaning(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from indictune.cli import main
 from indictune.config.command_arguments import CheckpointArguments
 from indictune.errors import UserError
 from indictune.models import builtin
+from indictune.models.classifier import TEMPERATURE
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
 from tests.conftest import FinishedRun
 from tests.ranks.launching import SCRIPT, python, start
@@ -216,8 +217,11 @@ def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "adapter"
     assert main(["checkpoint", str(tmp_path / "run"), "--convert_to", str(folder)]) == 0
-    for name in ("adapter_model.safetensors", "adapter_config.json", "base_model.json", "config.json", "recipe.yaml"):
+    for name in ("adapter_model.safetensors", "adapter_config.json", "base_model.json", "recipe.yaml"):
         assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    converted, own = (AutoConfig.from_pretrained(each).to_dict() for each in (folder, tmp_path / "run"))
+    del own[TEMPERATURE]  # fitted when the run had ended
+    assert converted == own
 
 
 def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
