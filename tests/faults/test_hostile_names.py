@@ -595,12 +595,15 @@ def test_a_label_of_two_lines_is_one_row_of_a_table() -> None:
 )
 def test_a_language_is_no_markup_in_what_the_trainer_writes(language: str) -> None:
     overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
-    (name,) = flatten_for_trainer({**overall, "per_language": {language: {"macro_f1": 0.5}}}).keys() - overall.keys()
-    assert not set(name) & set("<>[]()|`\n\0:#")
+    metrics = {**overall, "per_language": {language: {"macro_f1": 0.5}}, "per_label": {language: {"f1": 0.5}}}
+    names = flatten_for_trainer(metrics).keys() - overall.keys()
+    assert len(names) == 2
+    assert not {letter for name in names for letter in name} & set("<>[]()|`\n\0:#")
 
 
 def test_ordinary_languages_keep_their_names() -> None:
     overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
     languages = ("hi", "te-Telu", "हिन्दी", "und", "zh_CN.a")
-    flat = flatten_for_trainer({**overall, "per_language": {key: {"macro_f1": 0.5} for key in languages}})
+    per_language = {key: {"macro_f1": 0.5} for key in languages}
+    flat = flatten_for_trainer({**overall, "per_language": per_language, "per_label": {}})
     assert flat.keys() - overall.keys() == {f"macro_f1_{language}" for language in languages}
