@@ -27,7 +27,7 @@ verbs:
               FILE [--show_mask N] [the run's flags]
   plan        rank the strategy files for a run by memory and time
               RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
-  doctor      check this machine, its ranks and a recipe, alone or under a launcher
+  doctor      check this machine, its ranks and a recipe
               [RECIPE.yaml] [--json] [the run's flags]
   parity      compare a recipe's runs under strategy files with one process
               RECIPE.yaml --strategies A,B [--steps N] [the run's flags]

@@ -25,7 +25,6 @@ from indictune.models import builtin
 from indictune.models.adapter_base import base_of, config_file, continues_texts
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.shipped_files import strategies
-from indictune.tasks.all_tasks import task_of
 
 BASELINE = "baseline.json"
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
@@ -33,6 +32,7 @@ EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 _LEFT_OUT = ("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report_to")
 _NAMES = ("model_name_or_path", "dataset_name")  # which may be names on the Hub
 
+_TASKS = {"token-classification": "tokens", "text-generation": "chat"}  # `task_of` imports TRL
 _TAGS = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
 
 
@@ -108,7 +108,7 @@ class Facts:
     @property
     def command(self) -> str:
         """A command that trains such a model again, on files of the same names."""
-        words = ["indictune", "train", task_of(self.config).name]
+        words = ["indictune", "train", _TASKS.get(str(self.pipeline_tag), "classification")]
         strategy = self.metrics.get("strategy")
         if strategy in strategies():
             words += ["--strategy", str(strategy), "--num_processes", str(self.metrics.get("world_size"))]

@@ -76,8 +76,10 @@ def test_70_billion_parameters_are_planned_from_a_configuration(
 
 
 def test_the_text_ranks_what_fits_and_says_why_the_rest_does_not(
-    wide: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a short path: it is shown whole
+    wide = flags_of(4, Path("model"))
     text = shown(capsys, *wide)
     (line,) = [each for each in text.splitlines() if each.startswith("  ddp: ")]
     assert line.endswith(" GB optimizer states")

@@ -55,6 +55,7 @@ def test_metrics_hold_the_blocks_of_the_contract(finished_run: FinishedRun) -> N
     for block, rows in (("eval", 13), ("test", 11)):
         assert metrics[block].keys() == {
             "num_examples", "loss", "accuracy", "macro_f1", "worst_language_macro_f1", "per_language", "per_label",
+            "ece",
         }  # fmt: skip
         assert metrics[block]["num_examples"] == rows
         assert metrics[block]["per_label"].keys() == {"negative", "neutral", "positive"}
