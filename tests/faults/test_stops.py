@@ -507,7 +507,7 @@ def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("event", [f"SIGKILL@{STEP}:5", f"SIGTERM@{STEP}:2"])
+@pytest.mark.parametrize("event", [f"SIGKILL@{STEP}:5", pytest.param(f"SIGTERM@{STEP}:2", marks=pytest.mark.slow)])
 def test_the_line_of_an_epoch_is_not_lost(recipe: Path, tmp_path: Path, event: str) -> None:
     flags = ("--logging_strategy", "epoch")
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)

@@ -72,7 +72,7 @@ def test_sound_ranks_are_sound(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_each_planted_fault_is_found_and_named(tmp_path: Path, ranks: int) -> None:
     """All at once: each has a line of its own."""
     found = examined(tmp_path, ranks, *(f"1:{fault}" for fault in FOUND))
