@@ -195,8 +195,9 @@ class RollCall:
                     os._exit(1)
 
     def _claims(self) -> bool:
-        """Whether this rank is the one that reports."""
-        return bool(self._own.compare_set("reporter", "", str(self.rank)) == str(self.rank).encode())
+        """Whether this thread of this rank is the one that reports. The other may see the ranks end meanwhile."""
+        mine = f"{self.rank} {threading.get_ident()}"
+        return bool(self._own.compare_set("reporter", "", mine) == mine.encode())
 
     def _stack(self) -> list[str]:
         """What the main thread of this rank does, innermost call last."""
