@@ -33,7 +33,5 @@ def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[st
 
 
 def _rows(train: Dataset) -> int:
-    """A packed row of a chat holds several."""
-    if "seq_lengths" in train.column_names:
-        return sum(map(len, train["seq_lengths"][:]))
-    return len(train)
+    """A packed row of chats holds several. A long text in several windows is one."""
+    return sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)
