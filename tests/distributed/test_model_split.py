@@ -19,7 +19,7 @@ from tests.plans import plan_of
 
 @pytest.mark.parametrize(("reduce_dtype", "average"), [("float32", 1 + 2**-12), ("bfloat16", 1.0)])
 def test_copies_sum_gradients_in_the_type_asked_for(reduce_dtype: str, average: float) -> None:
-    """bfloat16 has 8 digits, so it loses 2**-12 beside 1. The group is one rank alone."""
+    """bfloat16 has 8 digits: 1 + 2**-12 becomes 1. The group is one rank alone."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1, 1, 1, 1), mesh_dim_names=(PIPELINE, REPLICAS, SHARDS, TENSOR))

@@ -1,4 +1,4 @@
-"""A Hub on this machine that takes uploads, keeps what it was sent, gives one model, and fails as it is told."""
+"""A Hub on this machine that takes uploads, keeps what it was sent, gives one model, and fails as a test asks."""
 
 from __future__ import annotations
 

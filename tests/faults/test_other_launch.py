@@ -72,7 +72,7 @@ class Runs:
         return folder
 
     def go_on(self, source: Run, strategy: str, ranks: int, folder: Path, mutant: str = "") -> Run:
-        """The same run, stopped after step 4, and gone on with under another launch."""
+        """The same run, stopped after step 4 and resumed under another launch."""
         self.stopped(source, folder)
         return self._train(strategy, ranks, folder, "--resume_from_checkpoint", "auto", mutant=mutant)
 

@@ -406,7 +406,7 @@ def test_a_run_that_had_ended_trains_no_further(
 
 
 def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_path: Path) -> None:
-    """`--save_total_limit 1` keeps the best; a run that is killed before it has saved goes on from the last."""
+    """`--save_total_limit 1` keeps the best; a run that is killed before it has saved resumes from the last."""
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
     last = store.listed(job.folder)[0]
