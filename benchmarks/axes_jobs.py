@@ -89,7 +89,7 @@ def jobs() -> list[Job]:
 
 def layouts(machine: Machine) -> dict[str, Launch]:
     """How each file splits a run over the machine's GPUs."""
-    gpus, nodes, of_node = machine.gpus, machine.gpus // machine.of_node, machine.of_node
+    gpus, nodes, of_node = machine.gpus, machine.nodes, machine.of_node
     stages = max(2, nodes)
     plain = Launch("ddp", gpus, of_node)
     sharded = replace(plain, strategy="fsdp2", axes=Axes(is_sharded=True))

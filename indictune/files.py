@@ -23,6 +23,7 @@ NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
+BASELINE = "baseline.json"
 REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"

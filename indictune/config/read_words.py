@@ -24,6 +24,11 @@ DECIDED = "decided"
 _STRICT = 0.8
 
 
+def with_flag(argv: Sequence[str], flag: str) -> list[str]:
+    """The words of a command, whose first is the value of `flag` if it is bare."""
+    return [flag, *argv] if argv and not argv[0].startswith("-") else list(argv)
+
+
 def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     """Split `--name value value` and `--name=value` into name and words. Words before the first flag have no name."""
     name, words = "", list[str]()

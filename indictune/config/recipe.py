@@ -13,7 +13,7 @@ from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
 from indictune.config.flag_table import scripts_with
-from indictune.config.read_words import DECIDED, read_flags, to_words, unknown_name
+from indictune.config.read_words import DECIDED, read_flags, to_words, unknown_name, with_flag
 from indictune.config.strict_yaml import load_recipe
 from indictune.credentials import FIELD, holds_token
 from indictune.errors import Problems, UserError, problem
@@ -152,7 +152,7 @@ def read_arguments(argv: Sequence[str], arguments: type[Arguments], bare_word: s
     if len(argv) > 1 and not any(word.startswith("-") for word in argv[:2]):
         files = [each.name for each in dataclasses.fields(arguments) if each.name in ("input_file", "test_file")]  # type: ignore[arg-type]
         raise UserError("bare-word", value=argv[1], way_out=f"Use --{files[0]} {argv[1]}." if files else None)
-    recipe = read_recipe([bare_word, *argv] if argv and not argv[0].startswith("-") else argv, (arguments,))
+    recipe = read_recipe(with_flag(argv, bare_word), (arguments,))
     with recipe.problems.collecting():
         built = recipe.build(arguments)
     recipe.problems.raise_any()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
+
+from indictune.distributed.sharding import local_part
 
 
 def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in: torch.dtype | None = None) -> None:
@@ -26,8 +26,3 @@ def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in:
         work.wait()
     torch._foreach_div_(sums, group.size())
     torch._foreach_copy_(local, sums)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that is split over ranks; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from indictune.config.plan import Launch
 from indictune.distributed import collectives, rank_values
-from indictune.distributed.average import local_part
+from indictune.distributed.sharding import local_part
 from indictune.errors import problem
 
 Digests = dict[str, int]  # by the name that a message has for a tensor

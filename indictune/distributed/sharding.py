@@ -133,13 +133,13 @@ def whole_bytes(model: nn.Module) -> int:
     return sum(math.prod(shapes[name]) * each.element_size() for name, each in trained)
 
 
-def local_part(parameter: nn.Parameter) -> torch.Tensor:
-    """The part of a parameter on this rank."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local()
-    known = vars(parameter)
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter, or of its gradient or state, on this rank; what nothing splits as it is."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    known = vars(tensor)
     if "ds_tensor" not in known:
-        return parameter
+        return tensor
     # ZeRO-3's parts have equal sizes. The last ones end in uninitialised memory, which may be NaN (DeepSpeed 0.19,
     # `_partition_param`).
     part: torch.Tensor = known["ds_tensor"]

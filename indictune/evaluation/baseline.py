@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress
 
 import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -38,8 +37,3 @@ def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterab
     model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
     predicted: np.ndarray = model.predict(ngrams.transform(others))
     return predicted
-
-
-def some(texts: Iterable[str], chosen: np.ndarray) -> Iterable[str]:
-    """The texts of the chosen rows."""
-    return compress(texts, chosen)

@@ -18,6 +18,7 @@ from indictune.evaluation.calibration import Bin, Calibration
 from indictune.evaluation.intervals import Estimate
 
 EVALUATION = "evaluation.json"
+SPLITS = {"test": "test", "eval": "validation"}  # blocks of it and of metrics.json, and what a reader calls them
 MAX_CONFUSED = 50  # labels of a confusion matrix
 _LENGTHS = (16, 32, 64, 128, 256, 512)  # last tokens of the buckets
 

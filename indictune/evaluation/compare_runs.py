@@ -14,11 +14,11 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.recipe import read_recipe
 from indictune.console_text import printable
 from indictune.errors import UserError, problem
+from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.comparison import compare, comparison_table, verdict
 from indictune.files import PREDICTIONS
 
 _FLAG = "--compare"
-_SPLITS = {"test": "test", "eval": "validation"}  # the first that both runs have is compared
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
     if len(folders) != 2:
         raise UserError("compare-two-runs", _FLAG, " ".join(folders))
     both = [read_predictions(Path(folder)) for folder in folders]
-    split = next((split for split in _SPLITS if all(split in each for each in both)), None)
+    # The first that both runs have.
+    split = next((split for split in SPLITS if all(split in each for each in both)), None)
     if split is None:
         raise UserError("compare-no-common-rows", _FLAG, " ".join(folders))
     first, second = (each[split] for each in both)
     if first.rows != second.rows:
         differing = sum(a != b for a, b in zip(first.rows, second.rows, strict=False))
         differing += abs(len(first.rows) - len(second.rows))
-        raise UserError("compare-other-rows", _FLAG, " ".join(folders), split=_SPLITS[split], rows=differing)
+        raise UserError("compare-other-rows", _FLAG, " ".join(folders), split=SPLITS[split], rows=differing)
     names = sorted({*first.labels, *first.predicted, *second.predicted})
     number = {name: at for at, name in enumerate(names)}
     right, ours, theirs = (
@@ -77,7 +78,7 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
         print(json.dumps({"runs": list(folders), "split": split, **asdict(found)}, indent=2, ensure_ascii=False))
         return 0
     shown = ("A", "B")
-    print(printable(f"A: {folders[0]}\nB: {folders[1]}\n\nmacro-F1 of {len(first.rows):,} {_SPLITS[split]} rows"))
+    print(printable(f"A: {folders[0]}\nB: {folders[1]}\n\nmacro-F1 of {len(first.rows):,} {SPLITS[split]} rows"))
     print(f"{comparison_table(found, shown)}\n\n{verdict(found, shown)}")
     return 0
 

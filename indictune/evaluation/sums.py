@@ -34,8 +34,7 @@ def numbers(predictions: np.ndarray, references: np.ndarray) -> Scored:
 def _pearson(first: np.ndarray, second: np.ndarray) -> Estimate:
     first, second = first - first.mean(), second - second.mean()
     products = [np.ones(len(first)), first, second, first * first, second * second, first * second]
-    whole = np.array([[each.sum() for each in products]])
-    return estimate(float(_correlation(whole)[0]), _correlation(resampled_sums(products)))
+    return estimate(_pearson_value(first, second), _correlation(resampled_sums(products)))
 
 
 def _correlation(sums: np.ndarray) -> np.ndarray:
@@ -46,7 +45,7 @@ def _correlation(sums: np.ndarray) -> np.ndarray:
 
 
 def _spearman(first: np.ndarray, second: np.ndarray) -> Estimate:
-    value, rows = float(_pearson_value(rankdata(first), rankdata(second))), len(first)
+    value, rows = _pearson_value(rankdata(first), rankdata(second)), len(first)
     if rows < 4 or abs(value) >= 1:
         return Estimate(value, value if rows > 3 else -1.0, value if rows > 3 else 1.0)
     spread = float(norm.ppf(0.975)) * math.sqrt((1 + value**2 / 2) / (rows - 3))

@@ -19,14 +19,13 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import Breakdown, read_breakdowns
-from indictune.files import METRICS, RECIPE, REST
+from indictune.files import BASELINE, METRICS, RECIPE, REST
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
 from indictune.models.adapter_base import base_of, config_file, continues_texts
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.shipped_files import strategies
 
-BASELINE = "baseline.json"
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.
 _LEFT_OUT = ("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report_to")

@@ -12,9 +12,9 @@ import httpx2
 from huggingface_hub import EvalResult, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+from indictune.evaluation.breakdown import SPLITS
 from indictune.hub.card_facts import Facts
 
-SPLITS = {"test": "test", "eval": "validation"}  # blocks of metrics.json, and what a reader calls them
 _TIMEOUT_S = 5.0  # for the licence of the base
 # Scores, and the Hub's names of their metrics. Others go by their own names.
 _METRICS = {"macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr"}

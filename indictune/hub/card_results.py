@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from indictune.evaluation.breakdown import Breakdown, Group
+from indictune.evaluation.breakdown import SPLITS, Breakdown, Group
 from indictune.evaluation.intervals import Estimate
 from indictune.hub.card_facts import Facts
-from indictune.hub.card_metadata import SPLITS, scores_in
+from indictune.hub.card_metadata import scores_in
 from indictune.hub.public_text import Verbatim, table
 
 _SHOWN = ("language", "script", "length")  # groups, in this order

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.cache_folders import check_outside_checkpoints
 from indictune.config.command_arguments import PushArguments
@@ -20,7 +18,7 @@ from indictune.errors import Problems, UserError, problem
 from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
-from indictune.hub.push import check_write, model_files, published, refusal_of
+from indictune.hub.push import check_write, model_files, problems_of_name, published, refusal_of
 from indictune.hub.upload import Destination, PushError, retried, upload
 from indictune.models.adapter_base import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG
@@ -78,14 +76,9 @@ def _check_base(folder: Path) -> None:
 
 
 def _check_hub(repo_id: str) -> None:
-    problems = Problems()
+    problems = Problems(problems_of_name(repo_id, COMMAND, repo_id, "Use a name such as you/name."))
     if get_token() is None:
         problems.append(problem("hub-token-missing", COMMAND))
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        reason = str(error).strip().rstrip(".:")
-        problems.append(problem("repository-name", COMMAND, repo_id, "Use a name such as you/name.", reason=reason))
     problems.raise_any()
 
 

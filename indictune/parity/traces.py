@@ -12,6 +12,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from indictune.files import METRICS
+
 TRACE = "parity_trace.jsonl"
 
 
@@ -38,7 +40,7 @@ class Traced:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The content of `metrics.json`."""
-        return dict(json.loads((self.folder / "metrics.json").read_text(encoding="utf-8")))
+        return dict(json.loads((self.folder / METRICS).read_text(encoding="utf-8")))
 
     @property
     def losses(self) -> list[float]:

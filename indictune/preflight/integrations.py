@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from huggingface_hub import get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from indictune.config.plan import AnyPlan
 from indictune.errors import Problem, problem
-from indictune.hub.push import name_of
+from indictune.hub.push import name_of, problems_of_name
 
 
 def check_hub(plan: AnyPlan) -> list[Problem]:
@@ -20,12 +18,8 @@ def check_hub(plan: AnyPlan) -> list[Problem]:
     if get_token() is None:
         found.append(problem("hub-token-missing", "--push_to_hub"))
     name = name_of(training.hub_model_id, plan.output_dir)
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
-        found.append(problem("repository-name", flag, value, reason=str(error).strip().rstrip(".:")))
-    return found
+    flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
+    return found + problems_of_name(name, flag, value)
 
 
 def check_loggers(plan: AnyPlan) -> list[Problem]:

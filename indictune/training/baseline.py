@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from itertools import compress
 
 import numpy as np
 from datasets import Dataset
 
-from indictune.evaluation.baseline import chosen_rows, predicted_by_ngrams, some
+from indictune.evaluation.baseline import chosen_rows, predicted_by_ngrams
 from indictune.evaluation.comparison import compare, verdict
-from indictune.files import write_json
+from indictune.files import BASELINE, write_json
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.tasks.protocol import Tokens
@@ -35,15 +36,15 @@ def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predict
     train, scored = tokens.origins["train"], tokens.origins[split]
     learned, labelled = chosen_rows(train.texts), chosen_rows(scored.texts)
     by_ngrams = predicted_by_ngrams(
-        some(train.texts, learned), _labels(tokens.train)[learned], some(scored.texts, labelled)
+        compress(train.texts, learned), _labels(tokens.train)[learned], compress(scored.texts, labelled)
     )
-    languages = [language for language, is_chosen in zip(dataset["language"][:], labelled, strict=True) if is_chosen]
+    languages = list(compress(dataset["language"][:], labelled))
     found = compare(_labels(dataset)[labelled], by_ngrams, predicted[labelled], languages)
     seconds = time.monotonic() - began
     rows = {"train_rows": int(learned.sum()), "of_train_rows": len(learned)}
     rows |= {"rows": int(labelled.sum()), "of_rows": len(labelled)}
     content = {"model": "character n-grams 2 to 5, TF-IDF, logistic regression", "split": split, "seconds": seconds}
-    write_json(run.output_dir / "baseline.json", content | rows | asdict(found))
+    write_json(run.output_dir / BASELINE, content | rows | asdict(found))
     scores = f"macro_f1 {found.overall.first:.4f}, the model's {found.overall.second:.4f}"
     first = f"baseline, {content['model']} ({seconds:.1f} s): {scores}"
     less = [

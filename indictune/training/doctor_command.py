@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from indictune.config.command_arguments import DoctorArguments
 from indictune.config.plan import AnyPlan
-from indictune.config.read_words import read_flags
+from indictune.config.read_words import read_flags, with_flag
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
@@ -50,7 +50,7 @@ def doctor_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: a flag of the command itself is wrong.
     """
-    words = ["--config", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    words = with_flag(argv, "--config")
     recipe, task = task_of_flags(words, DoctorArguments)
     args = recipe.build(DoctorArguments)
     if rank_of(os.environ) != 0:

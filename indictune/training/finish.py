@@ -22,6 +22,7 @@ from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.trained_recipe import configuration_of
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
+from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.console_tables import in_sentences
 from indictune.files import write_json
 from indictune.hub import push
@@ -39,7 +40,7 @@ from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
 
-NAMES = {"validation": "eval", "test": "test"}  # of the blocks of metrics.json and evaluation.json
+_BLOCKS = {split: block for block, split in SPLITS.items()}
 
 
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
@@ -117,7 +118,7 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     with findings.writing():
         for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
             if dataset is not None:
-                metrics[NAMES[split]] = evaluate(trainer, findings, dataset, split, tokens.origins.get(split))
+                metrics[_BLOCKS[split]] = evaluate(trainer, findings, dataset, split, tokens.origins.get(split))
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
@@ -153,18 +154,18 @@ def evaluate(
         split: `validation` or `test`.
         origins: of the rows, if the task knows them.
     """
-    objective, run = trainer.objective, findings.run
+    objective, run, name = trainer.objective, findings.run, _BLOCKS[split]
     objective.keeps_scores = True
-    trainer.evaluate(dataset, metric_key_prefix=NAMES[split])
-    block, results, trainer.measured = trainer.detailed_metrics[NAMES[split]], trainer.measured, None
+    trainer.evaluate(dataset, metric_key_prefix=name)
+    block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
     objective.keeps_scores = False
     if not math.isfinite(block["loss"]):
         run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
     run.show(f"\n{split} rows\n{objective.tables(block)}")
     assert results is not None
-    findings.add(objective, NAMES[split], dataset, results, origins)
-    if NAMES[split] in findings.breakdowns:
-        run.show(f"\n{in_sentences(findings.breakdowns[NAMES[split]])}")
+    findings.add(objective, name, dataset, results, origins)
+    if name in findings.breakdowns:
+        run.show(f"\n{in_sentences(findings.breakdowns[name])}")
     return block
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import InspectArguments
 from indictune.config.plan import unresolved
+from indictune.config.read_words import with_flag
 from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import problems_of
@@ -28,8 +29,7 @@ def inspect_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: all problems of the flags and the rows.
     """
-    words = ["--train_file", *argv] if argv and not argv[0].startswith("-") else argv
-    recipe, task = task_of_flags(words, InspectArguments)
+    recipe, task = task_of_flags(with_flag(argv, "--train_file"), InspectArguments)
     recipe.problems.extend(problems_of(recipe.build, InspectArguments))
     if "max_length" not in recipe.values:
         _fit_max_length(recipe, task)

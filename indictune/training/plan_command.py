@@ -9,7 +9,7 @@ from pathlib import Path
 from warnings import catch_warnings
 
 from indictune.config.command_arguments import PlanArguments
-from indictune.config.read_words import read_flags
+from indictune.config.read_words import read_flags, with_flag
 from indictune.console_text import printable
 from indictune.distributed.planning.asked_machine import DEFAULT_GPU, asked_machine, link_name
 from indictune.distributed.planning.hardware import Machine, assumed
@@ -30,7 +30,7 @@ def plan_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: all problems of the flags, the recipe and the rows.
     """
-    words = ["--config", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    words = with_flag(argv, "--config")
     words = [f"--model_name_or_path{word[7:]}" if word.partition("=")[0] == "--model" else word for word in words]
     typed = read_flags(words)
     recipe, task = task_of_flags(words, PlanArguments)
@@ -60,7 +60,7 @@ def plan_command(argv: Sequence[str]) -> int:
 
 def _rates(args: PlanArguments, machine: Machine) -> str:
     """The machine in words, with the rates that times follow from."""
-    many, nodes = machine.gpus > 1, machine.gpus // machine.of_node
+    many, nodes = machine.gpus > 1, machine.nodes
     size = f"{machine.memory_bytes / 1e9:,.0f} GB"
     about = [f"{machine.gpus} x {args.gpu} of {size}" if args.gpu else f"{machine.gpus} GPU{'s' * many} of {size}"]
     source = "" if args.gpu else f", those of an {DEFAULT_GPU.upper()}"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from indictune.console_text import in_columns, in_one_line, table
+from indictune.distributed.planning.calibration import CALIBRATION, calibration
 from indictune.distributed.planning.candidates import Candidate
 from indictune.distributed.planning.hardware import assumed
 from indictune.training.planned_command import command_of
@@ -28,7 +29,7 @@ def shown(ranking: Ranking, rates: str, words: Sequence[str]) -> str:
         words: that were typed.
     """
     parts = [*_about(ranking, rates), *_of_best(ranking, words), *_other_methods(ranking), *_rest(ranking)]
-    return "\n".join([*parts, "The estimates are not calibrated on a GPU."])
+    return "\n".join([*parts, f"The estimates are {calibration()}."])
 
 
 def hours_of_epoch(ranking: Ranking, each: Candidate) -> float:
@@ -53,7 +54,7 @@ def record(ranking: Ranking, rates: str, words: Sequence[str]) -> dict[str, Any]
     return {
         "run": run,
         "machine": asdict(ranking.machine) | {"rates": rates},
-        "calibrated_on_a_gpu": False,
+        "calibrated_on_a_gpu": CALIBRATION.exists(),
         "candidates": [_record(ranking, each, words) for each in found],
     }
 
@@ -118,7 +119,7 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     yield from _wrapped(f"{best.strategy} takes {gigabytes(best.memory.total_bytes)} of each GPU: {terms}.")
     model, checkpoint = best.written.model, best.written.checkpoint
     yield f"On disk: {gigabytes(checkpoint)} for a checkpoint with all states, {gigabytes(model)} for the saved model."
-    nodes = ranking.machine.gpus // ranking.machine.of_node
+    nodes = ranking.machine.nodes
     yield f"It starts with{f', on each NODE from 0 to {nodes - 1}' if nodes > 1 else ''}:"
     yield textwrap.indent(command_of(ranking, best, words), "  ")
 

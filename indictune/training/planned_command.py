@@ -50,7 +50,7 @@ def command_of(ranking: Ranking, each: Candidate, words: Sequence[str]) -> str:
     asked |= {name: [value] for name, value in micro_batch_flag(ranking, each).items()}
     asked |= {name: given for name, given in flags.items() if name not in _DECIDED}
     asked |= {} if ranking.lengths.rows else {"train_file": ["FILE"]}
-    if machine.gpus == machine.of_node:
+    if machine.nodes == 1:
         what = recipe or [next(word for word, name in WORDS.items() if name == ranking.task)]
         launch = {"strategy": [each.strategy], "num_processes": [str(machine.gpus)]}
         return _in_lines(["indictune", "train", *what], launch | asked)
@@ -62,7 +62,7 @@ def command_of(ranking: Ranking, each: Candidate, words: Sequence[str]) -> str:
 
 def _nodes(machine: Machine) -> dict[str, list[str]]:
     """Flags of `accelerate launch` on each node."""
-    given = {"num_machines": machine.gpus // machine.of_node, "num_processes": machine.gpus}
+    given = {"num_machines": machine.nodes, "num_processes": machine.gpus}
     texts = {"machine_rank": "NODE", "main_process_ip": "HOST_OF_NODE_0", "main_process_port": "29500"}
     return {name: [str(value)] for name, value in (given | texts).items()}
 

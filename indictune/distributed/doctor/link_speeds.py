@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import psutil
 
 from indictune.distributed.doctor.lines import Line
-from indictune.distributed.planning.hardware import known_gpus, known_links
+from indictune.distributed.planning.hardware import gpu_of_device, known_gpus, known_links
 
 LOW = 0.4  # of the link's speed, with GPUs: a judgement. NCCL reaches 0.8 (nccl-tests, doc/PERFORMANCE.md)
 _PORTS = Path("/sys/class/infiniband")
@@ -31,12 +30,10 @@ def facts(gpu: str, interface: str) -> dict[str, float | str]:
 
 def gpu_link(gpu: str) -> tuple[str, float]:
     """The link between the GPUs of a node and its bytes a second; no name and 0 for an unknown GPU."""
-    squeezed = re.sub(r"[\s-]", "", gpu.lower())
-    known = known_gpus()
-    name = max((each for each in known if each in squeezed), key=len, default="")
-    if not name:
+    name = gpu_of_device(gpu)
+    if name is None:
         return "", 0.0
-    link = "pcie4" if any(word in squeezed for word in _SLOTS) else str(known[name]["link"])
+    link = "pcie4" if any(word in gpu.lower() for word in _SLOTS) else str(known_gpus()[name]["link"])
     return link, known_links()[link]
 
 

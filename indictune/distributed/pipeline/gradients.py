@@ -11,7 +11,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from indictune.distributed.average import average_gradients, local_part
+from indictune.distributed.average import average_gradients
+from indictune.distributed.sharding import local_part
 
 
 class StageGradients:

@@ -9,7 +9,14 @@ import torch
 
 from indictune.config.command_arguments import PlanArguments
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.hardware import Machine, assumed, known_gpus, known_links, machine_of
+from indictune.distributed.planning.hardware import (
+    Machine,
+    assumed,
+    gpu_of_device,
+    known_gpus,
+    known_links,
+    machine_of,
+)
 from indictune.errors import Problems, UserError, problem
 
 DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
@@ -58,16 +65,11 @@ def this_machine(processes: int, gpus: int) -> Machine:
     """
     free, capacity = free_and_capacity()
     if gpus:
+        gpu = gpu_of_device(torch.cuda.get_device_name(0)) or DEFAULT_GPU
         memory = float(torch.cuda.get_device_properties(0).total_memory)
-        return machine_of(_known_gpu(torch.cuda.get_device_name(0)), processes, 1, memory, host_bytes=capacity)
+        return machine_of(gpu, processes, 1, memory, host_bytes=capacity)
     link = 1e9 * assumed("cpu_link_gb_s")
     return Machine(processes, processes, free / processes, 1e9 * assumed("cpu_gflops"), link, link)
-
-
-def _known_gpu(device: str) -> str:
-    """The longest known name in a device's, such as `l40s` in `NVIDIA L40S`."""
-    name = re.sub(r"[^a-z0-9]", "", device.lower())
-    return max((each for each in known_gpus() if each in name), key=len, default=DEFAULT_GPU)
 
 
 def _bytes(flag: str, text: str | None) -> float | None:

@@ -113,12 +113,13 @@ def _seconds(each: Candidate) -> float:
 
 def _launches(machine: Machine, method: str) -> Iterator[tuple[str, Launch | UserError]]:
     """What each file asks for. One process uses a file only if that splits nothing over processes."""
-    nodes = machine.gpus // machine.of_node
     for name in strategies():
         is_of_one = name == "single_gpu"
         if is_of_one != (machine.gpus == 1) and not (machine.gpus == 1 and name.endswith("_offload")):
             continue
-        if (name == "hsdp" and nodes == 1) or (name == "fsdp2_qlora" and method != "qlora"):  # it is FSDP2 there
+        if (name == "hsdp" and machine.nodes == 1) or (
+            name == "fsdp2_qlora" and method != "qlora"
+        ):  # it is FSDP2 there
             continue
         yield name, _launch(name, machine.gpus, machine.of_node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,12 @@ def _figures() -> dict[str, Any]:
 def known_gpus() -> dict[str, dict[str, Any]]:
     """Name -> `memory_gb`, `tflops`, `link` and `source`."""
     return dict(_figures()["gpus"])
+
+
+def gpu_of_device(device: str) -> str | None:
+    """The longest known name in a device's, such as `l40s` in `NVIDIA L40S`; None if there is none."""
+    name = re.sub(r"[^a-z0-9]", "", device.lower())
+    return max((each for each in known_gpus() if each in name), key=len, default=None)
 
 
 def known_links() -> dict[str, float]:
@@ -51,6 +58,11 @@ class Machine:
     in_node: float
     between_nodes: float
     host_bytes: float = 0.0
+
+    @property
+    def nodes(self) -> int:
+        """Of equally many GPUs."""
+        return self.gpus // self.of_node
 
     def link(self, size: int, stride: int = 1) -> float:
         """Bytes a second of rings of `size` processes, of which each is the `stride`-th after the one before.
