@@ -70,10 +70,12 @@ class ParityArguments(Checked):
     json: bool = flag(False, "Print all numbers as JSON.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no strategy, and a run without steps."""
+        """Refuse no strategy, a run without steps, and a picture of another kind."""
         yield from super().check()
         if not self.strategies:
             yield problem("parity-which", "--strategies")
+        if self.plot is not None and Path(self.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+            yield problem("parity-picture", "--plot", self.plot)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from indictune.distributed.choose_launcher import Launcher, choose_launcher, fit
 from indictune.errors import Problems, UserError
 from indictune.parity.compare import Comparison, Difference, compare
 from indictune.parity.picture import draw
-from indictune.parity.runs import Ended, exact_flags, run
+from indictune.parity.runs import Ended, exact_flags, problems_of_set, run
 from indictune.train_command import read_asked, with_defaults
 
 ONE = "one process"
@@ -37,9 +37,13 @@ def parity_command(argv: Sequence[str]) -> int:
     args = read_arguments(own, ParityArguments, "--strategies")
     rest = [word for name, words in flags.items() if name not in _OWN for word in ([f"--{name}"] * bool(name) + words)]
     asked = read_asked(rest)
-    launchers = _launchers(args.strategies.split(","), args.num_processes)
+    problems = Problems(problems_of_set(asked))
+    launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
+    keeps = "output_dir" in asked.flags
+    problems.attempt(_make_folders, Path(asked.output_dir) if keeps else None, args.plot)
+    problems.raise_any()
     with ExitStack() as stack:
-        folder = Path(asked.output_dir if "output_dir" in asked.flags else stack.enter_context(_temporary()))
+        folder = Path(asked.output_dir if keeps else stack.enter_context(_temporary()))
         asked = exact_flags(with_defaults(asked), args.steps)
         reference = run(asked, ONE, choose_launcher(None, 1), folder / "one-process")
         if reference.state != "ok":
@@ -59,22 +63,35 @@ def parity_command(argv: Sequence[str]) -> int:
     return 0 if agree and all(each.state == "user_error" for each in failed) else 1
 
 
+def _make_folders(kept: Path | None, plot: str | None) -> None:
+    """Make the folders that get something at the end, before the runs take their time.
+
+    Raises:
+        UserError: a folder cannot be made or written, or `kept`, that of the runs, holds files.
+    """
+    wanted = {} if kept is None else {"--output_dir": kept}
+    wanted |= {"--plot": Path(plot).parent} if plot else {}
+    for flag, folder in wanted.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder is kept and any(folder.iterdir()):
+                raise UserError("folder-not-empty", flag, folder)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError("output-dir-not-writable", flag, folder, reason=error.strerror) from error
+
+
 def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="indictune-parity-")
 
 
-def _launchers(names: Sequence[str], processes: int | None) -> dict[str, Launcher]:
-    """The launcher of each strategy, by the name of its file.
-
-    Raises:
-        UserError: all strategies that do not exist.
-    """
-    problems, found = Problems(), dict[str, Launcher]()
+def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
+    """The launcher of each strategy, by the name of its file. Strategies that do not exist are added to `problems`."""
+    found = dict[str, Launcher]()
     for name in names:
         launcher = problems.attempt(fitting_launcher, name.strip(), processes)
         if launcher is not None:
             found[launcher.config_file.stem] = launcher
-    problems.raise_any()
     return found
 
 

@@ -23,9 +23,15 @@ def draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) ->
         tolerance: of the comparison, which is drawn as a line.
         path: of the picture.
     """
-    from matplotlib import pyplot, ticker  # slow
+    from matplotlib import pyplot  # slow
 
-    pyplot.rcParams.update({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False})
+    with pyplot.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
+        _draw(losses, tolerance, path)
+
+
+def _draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:
+    from matplotlib import pyplot, ticker
+
     figure, (above, below) = pyplot.subplots(
         2, 1, figsize=(9, 6), sharex=True, height_ratios=(2.2, 1), layout="constrained"
     )
@@ -54,6 +60,5 @@ def draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) ->
     below.text(steps[-1], 1.3 * tolerance, f"tolerance: {tolerance:.0e}", ha="right", va="bottom", fontsize=10)
     for axes in (above, below):
         axes.grid(alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -13,6 +13,7 @@ from pathlib import Path
 from indictune.config.flag_table import flags_of
 from indictune.config.task_names import PARITY_TRACE, SCRIPTS
 from indictune.distributed.choose_launcher import Launcher
+from indictune.errors import Problem, problem
 from indictune.parity.traces import TRACE, Traced
 from indictune.shipped_files import as_seen_from_here, script
 from indictune.supervise import run_folder
@@ -25,7 +26,6 @@ _EXACT = {
     "bf16": "false",
     "fp16": "false",
     "tf32": "false",
-    "logging_steps": "1",
     "eval_strategy": "no",
     "save_strategy": "no",
     "load_best_model_at_end": "false",
@@ -33,8 +33,9 @@ _EXACT = {
     "push_to_hub": "false",
     "num_sample_generations": "0",
 }
-# What the trace needs: rows are read in the process that trains.
-_TRACED = {"dataloader_num_workers": "0", "logging_strategy": "steps"}
+# What the trace needs: every step is logged, and rows are read in the process that trains.
+_TRACED = {"dataloader_num_workers": "0", "logging_strategy": "steps", "logging_steps": "1"}
+_SET = ("max_steps", "num_train_epochs", *_TRACED)
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,17 @@ class Ended:
         return Traced(self.name, self.folder)
 
 
+def problems_of_set(asked: Asked) -> list[Problem]:
+    """The typed flags that would have no effect, as parity sets them."""
+    return [problem("parity-sets", f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
+
+
 def exact_flags(asked: Asked, steps: int) -> Asked:
     """The same with the flags that make runs comparable; those that were typed stay."""
     known = flags_of(asked.task)
     added: Mapping[str, Sequence[str]] = {name: [value] for name, value in _EXACT.items() if name in known}
     fixed = {name: [value] for name, value in _TRACED.items()}
-    return replace(asked, flags={**added, "max_steps": [str(steps)], **asked.flags, **fixed})
+    return replace(asked, flags={**added, **asked.flags, **fixed, "max_steps": [str(steps)]})
 
 
 def run(asked: Asked, name: str, launcher: Launcher, folder: Path) -> Ended:

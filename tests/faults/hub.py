@@ -60,6 +60,7 @@ class Hub:
         stored: large files, by their digest.
         sent: all requests' paths and bodies.
         base: the folder of the model that it gives as `BASE`, or None.
+        role: of the token of its user: write or read.
     """
 
     refuses: bool = False
@@ -74,6 +75,7 @@ class Hub:
     stored: dict[str, bytes] = field(default_factory=dict)
     sent: list[bytes] = field(default_factory=list)
     base: Path | None = None
+    role: str = "write"
 
     def content(self, path: str) -> bytes | None:
         """Of a file of the model that it gives; None where there is none of this path."""
@@ -95,6 +97,8 @@ class Hub:
             self.away_for -= 1
             self.made.append(json.loads(body))
             return (503, {"error": "away"}) if self.away_for >= 0 else (200, {"url": f"{self.url}/me/out"})
+        if path == "/api/whoami-v2":
+            return 200, {"name": "me", "orgs": [{"name": "team"}], "auth": {"accessToken": {"role": self.role}}}
         if path.endswith("/auth-check/write") or "/branch/" in path:
             return 200, {}
         if "/preupload/" in path:

@@ -79,6 +79,35 @@ def test_unknown_strategies_are_refused_before_anything_runs(started: list[str])
     assert started == []
 
 
+def test_flags_that_parity_sets_are_refused(started: list[str]) -> None:
+    typed = ["--steps", "3", "--max_steps", "5", "--logging_steps", "2", "--num_train_epochs", "1"]
+    with pytest.raises(UserError) as caught:
+        parity_command([RECIPE, "--strategies", "zero9", *typed])
+    refused = [each.flag for each in caught.value.problems if each.code == "parity-sets"]
+    assert refused == ["--max_steps", "--num_train_epochs", "--logging_steps"]
+    assert len(caught.value.problems) == 4
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (["--plot", "curves.txt"], "parity-picture"),
+        (["--plot", "README.md/curves.png"], "output-dir-not-writable"),
+        (["--output_dir", "README.md"], "output-dir-not-writable"),
+        (["--output_dir", "recipes"], "folder-not-empty"),
+        (["--steps", "0"], "expected-at-least"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_before_anything_runs(
+    started: list[str], flags: list[str], code: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        parity_command([RECIPE, "--strategies", "ddp", *flags])
+    assert caught.value.code == code
+    assert started == []
+
+
 def test_nothing_is_compared_with_a_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run", lambda *_: Ended("one process", 1, Path("x"), "failed", "no memory"))
     with pytest.raises(UserError) as caught:

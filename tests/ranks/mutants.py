@@ -39,11 +39,12 @@ def scaled_gradients() -> None:
 def scaled_loss() -> None:
     """The N-fold loss of a mean over each rank's own rows."""
     share: Callable[..., torch.Tensor] = ExactLoss.__call__
+    ranks = int(os.environ["WORLD_SIZE"])
 
-    def doubled(self: ExactLoss, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return 2 * share(self, *args, **kwargs)
+    def scaled(self: ExactLoss, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return ranks * share(self, *args, **kwargs)
 
-    ExactLoss.__call__ = doubled  # type: ignore[method-assign, assignment]
+    ExactLoss.__call__ = scaled  # type: ignore[method-assign, assignment]
 
 
 def same_order_every_epoch() -> None:

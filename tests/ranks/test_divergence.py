@@ -24,14 +24,14 @@ def test_sound_copies_are_alike(run_under: Callable[..., Run], strategy: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "tp"])
-def test_a_flipped_bit_stops_the_run_before_it_is_saved(job: Path, tmp_path: Path, strategy: str) -> None:
-    flags = ["--config", str(job), *CHECKED, "--output_dir", str(tmp_path)]
-    result = start([*accelerate(strategy, 2), mutants.__file__, *flags], {"MUTANT": mutants.flipped_bit.__name__})
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ddp", 3), ("tp", 2)])
+def test_a_flipped_bit_stops_the_run_before_it_is_saved(job: Path, tmp_path: Path, strategy: str, ranks: int) -> None:
+    flags = ["--config", str(job), *CHECKED, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path)]
+    result = start([*accelerate(strategy, ranks), mutants.__file__, *flags], {"MUTANT": mutants.flipped_bit.__name__})
     assert result.returncode == 1
     status = json.loads((tmp_path / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "failed"
     assert "[ranks-diverged]" in status["message"]
-    assert "After step 3, rank 1 on" in status["message"]
+    assert f"After step 3, rank {ranks - 1} on" in status["message"]
     assert "LayerNorm" in status["message"]
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]

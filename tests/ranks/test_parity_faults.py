@@ -18,7 +18,7 @@ STEPS = ("--max_steps", "4", "--save_strategy", "no", "--warmup_steps", "0", "--
 FLAGS = (*STEPS, "--optim", "sgd", "--learning_rate", "0.05", "--max_grad_norm", "0.1")
 ROWS = ("--per_device_train_batch_size", "4")
 FAULTS = {
-    "scaled_loss": "loss scaling: at step 1 the loss is 2 times and the gradient 2 times",
+    "scaled_loss": "loss scaling: at step 1 the loss is {ranks} times and the gradient {ranks} times",
     "scaled_gradients": "loss scaling: at step 1 the loss is 1 times and the gradient 2 times",
     "shuffled_rank": "data order: step 1 has other rows",
     "other_start": "initial weights: classifier.",
@@ -56,7 +56,7 @@ def test_a_planted_fault_is_named(reference: Traced, job: Path, tmp_path: Path, 
     found = compared(reference, traced(tmp_path / "run", job, ranks, mutant=fault))
     assert not found.agrees
     assert len(found.causes) == 1, found.causes
-    assert found.causes[0].startswith(FAULTS[fault])
+    assert found.causes[0].startswith(FAULTS[fault].format(ranks=ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -9,6 +9,8 @@ from indictune.credentials import without_tokens
 from indictune.distributed.doctor.lines import Line
 
 CHECK = "Hub"
+_LATER, _SERVER_ERROR = (408, 429), 500  # the token is not at fault
+_AGAIN = "The push at the end needs the network of rank 0. `indictune train` of the finished run pushes again."
 _CURE = "Make a token that may write at https://huggingface.co/settings/tokens, and set HF_TOKEN."
 
 
@@ -31,10 +33,11 @@ def hub_line(repository: str | None) -> Line:
         return _asked(repository)
     except HfHubHTTPError as error:
         reason = without_tokens(str(error).partition("\n")[0])
+        if error.response.status_code in _LATER or error.response.status_code >= _SERVER_ERROR:
+            return Line(CHECK, "warn", f"does not answer: {reason}", _AGAIN)
         return Line(CHECK, "fail", f"refused access to {repository}: {reason}", _CURE)
     except Exception as error:  # no network: what the client raises depends on its version
-        cure = "The push at the end needs the network of rank 0. `indictune train` of the finished run pushes again."
-        return Line(CHECK, "warn", f"does not answer ({type(error).__name__})", cure)
+        return Line(CHECK, "warn", f"does not answer ({type(error).__name__})", _AGAIN)
 
 
 def _asked(repository: str) -> Line:

@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from indictune.distributed import elastic, rank_values
 from indictune.distributed.doctor.lines import Line
+from indictune.distributed.doctor.silence import why_silent
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.stop_signals import OF_SCHEDULERS, Stopped
 
@@ -37,7 +38,6 @@ _STACKS_S = 3.0  # how long the others have to give their stacks
 _FRAMES = 8  # of a stack, from the innermost
 _ENDS_S = 3.0  # how long a rank waits for the others to read
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_NO_STACK = "It gave no stack: its process is stopped, gone, or busy outside Python."
 _CURE_OF_NETWORK = (
     "Check the network between the nodes: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, the firewall. NCCL_DEBUG=INFO shows "
     "what NCCL does."
@@ -241,8 +241,8 @@ class RollCall:
             f"rank {rank} (process {place.pid} on {place.host}) {what}. The last place that it came to: {place.name}."
         )
         if stack is None:
-            cure = f"On {place.host}, type: ps -o stat= -p {place.pid}. T is stopped, D waits for a disk."
-            return Line(check, "fail", f"{found} {_NO_STACK}", cure)
+            state, cure = why_silent(place.pid, place.host)
+            return Line(check, "fail", f"{found} It gave no stack: its process is {state}.", cure)
         return Line(
             check, "fail", f"{found} Its stack:", "The last line of the stack is what holds it up.", tuple(stack)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -63,6 +64,11 @@ def never_arrives() -> None:
     rank_speeds.compute_s = _sleeps  # type: ignore[assignment]
 
 
+def stopped() -> None:
+    """It never arrives, as never_arrives, and nobody in it can say why."""
+    rank_speeds.compute_s = lambda _: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment,return-value]
+
+
 def wrong_sum() -> None:
     right = torch.distributed.all_reduce
 
@@ -103,7 +109,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         *(another_seed, no_recipe, another_dataset, stale_package, slow),
-        *(never_enters, never_arrives, wrong_sum, fast_clock, slow_link_to_0, dies),
+        *(never_enters, never_arrives, stopped, wrong_sum, fast_clock, slow_link_to_0, dies),
     )
 }
 

@@ -1,4 +1,4 @@
-"""What doctor finds on one machine: packages, disks, tools, 4-bit weights, the Hub."""
+"""What doctor finds on one machine: packages, disks, tools, 4-bit weights."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import shutil
 import sys
 import tomllib
 from collections import namedtuple
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import torch
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from indictune.config.plan import Launch
-from indictune.distributed.doctor import build_tools, four_bit, hub_access, output_folder, packages
-from indictune.distributed.doctor.lines import Line
+from indictune.distributed.doctor import build_tools, four_bit, output_folder, packages
 from indictune.distributed.doctor.row_files import row_digests, row_line
 from indictune.distributed.doctor.shared_memory import shared_memory_line
 from tests.plans import plan_of
 from tests.ranks.launching import ROOT
 
 Usage = namedtuple("Usage", "total used free")
-TOKEN = f"hf_{'a' * 34}"
 
 
 def planted_package(folder: Path, name: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,62 +144,6 @@ def test_rows_are_compared_by_their_content_not_by_their_names(tmp_path: Path) -
     assert row_line(a).found == f"--train_file: {a['content of --train_file']}"
     weighted = row_digests({"train_files": [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")]})
     assert weighted["content of --train_files"].startswith("2 file(s), 8 bytes, ")
-
-
-def refusal(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
-    return kind("no", response=httpx2.Response(status, request=httpx2.Request("GET", "https://hub")))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Line]:
-    """What doctor says of a Hub with a user of a role, which answers as `answer` does."""
-
-    def asked(answer: Callable[..., None], role: str = "write", repository: str = "model") -> Line:
-        user = {"name": "me", "orgs": [{"name": "team"}], "auth": {"accessToken": {"role": role}}}
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(HfApi, "whoami", lambda _: user)
-        monkeypatch.setattr(HfApi, "auth_check", lambda _, name, write: answer(name, write))
-        line = hub_access.hub_line(repository)
-        assert TOKEN not in line.text()
-        return line
-
-    return asked
-
-
-def test_a_token_that_may_write_is_ok(hub: Callable[..., Line]) -> None:
-    names: list[Any] = []
-    assert hub(lambda *asked: names.append(asked)).found == "me may write to me/model"
-    assert names == [("me/model", True)]
-
-
-def test_a_token_that_may_not_write_fails(hub: Callable[..., Line]) -> None:
-    def refuse(*_: Any) -> None:
-        raise refusal(HfHubHTTPError, 403)
-
-    def is_missing(*_: Any) -> None:
-        raise refusal(RepositoryNotFoundError, 404)
-
-    assert hub(refuse).status == "fail"
-    assert hub(is_missing).status == "ok"
-    assert hub(is_missing, repository="team/model").status == "ok"
-    assert hub(is_missing, repository="others/model").status == "fail"
-    assert hub(is_missing, role="read").status == "fail"
-
-
-def test_a_hub_that_does_not_answer_is_a_warning_to_a_run_that_pushes(
-    hub: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def is_away(*_: Any) -> None:
-        raise httpx2.ConnectError(f"https://me:{TOKEN}@hub")
-
-    assert hub(is_away).status == "warn"
-    assert hub_access.hub_line(None).status == "ok"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hub_access.hub_line("me/model").status == "warn"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_access, "get_token", lambda: None)
-    assert hub_access.hub_line("me/model").status == "fail"
 
 
 def test_the_toml_of_faults_is_installed() -> None:

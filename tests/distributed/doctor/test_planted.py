@@ -92,9 +92,8 @@ def test_a_planted_fault_is_found_alone(tmp_path: Path, ranks: int, fault: str) 
     assert set(bad) <= {"slowest rank", "slowest link", "packages"}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "fault"), [(2, "never_enters"), pytest.param(3, "never_arrives", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["never_enters", pytest.param("never_arrives", marks=pytest.mark.slow)])
 def test_a_rank_that_never_comes_is_named_with_its_stack(tmp_path: Path, ranks: int, fault: str) -> None:
     found = examined(tmp_path, ranks, f"1:{fault}", timeout_s=6)
     assert found.code != 0
@@ -102,6 +101,17 @@ def test_a_rank_that_never_comes_is_named_with_its_stack(tmp_path: Path, ranks: 
     assert line["found"].startswith("rank 1 (process ")
     assert ("does not take part" if fault == "never_enters" else "did not arrive") in line["found"]
     assert "in _sleeps: time.sleep(600)" in line["stack"][-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_stopped_rank_is_named_as_stopped(tmp_path: Path, ranks: int) -> None:
+    found = examined(tmp_path, ranks, "1:stopped", timeout_s=6)
+    assert found.code != 0
+    (line,) = found.lines["pairs of ranks"]
+    assert line["found"].startswith("rank 1 (process ")
+    assert line["found"].endswith("its process is stopped.")
+    assert line["cure"]
 
 
 @pytest.mark.slow
