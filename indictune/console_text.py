@@ -1,4 +1,4 @@
-"""Plain-text tables for the console."""
+"""Plain text for the console: tables, lines and sizes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def line_start(descriptor: int) -> str:
     if not os.isatty(descriptor):
         return ""
     return "\r" + " " * (os.get_terminal_size(descriptor).columns - 1) + "\r"
+
+
+def shown_bytes(size: float) -> str:
+    """A size in GB or MB."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def in_columns(text: str, width: int = 100) -> str:

@@ -12,7 +12,7 @@ from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.trust import check_trusted
 from indictune.config.command_arguments import CheckpointArguments
 from indictune.config.recipe import read_arguments
-from indictune.console_text import in_one_line, printable, table
+from indictune.console_text import in_one_line, printable, shown_bytes, table
 from indictune.errors import UserError
 from indictune.files import AUTO, is_finished
 
@@ -95,5 +95,5 @@ def _about(manifest: Manifest | None) -> tuple[str, str, str]:
     """Strategy, size and rows."""
     if manifest is None:
         return "-", "-", "-"
-    size = f"{manifest.bytes / 1e9:,.1f} GB" if manifest.bytes >= 1e9 else f"{manifest.bytes / 1e6:,.1f} MB"
-    return f"{manifest.strategy} x {manifest.world_size}", size, f"{manifest.rows_of_epoch:,}"
+    ranks = f"{manifest.strategy} x {manifest.world_size}"
+    return ranks, shown_bytes(manifest.bytes), f"{manifest.rows_of_epoch:,}"

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import psutil
 
 from indictune.config.plan import AnyPlan
+from indictune.console_text import shown_bytes
 from indictune.distributed import elastic
 from indictune.distributed.host_memory import killed_processes
-from indictune.distributed.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory, shown
+from indictune.distributed.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory
 from indictune.errors import Problem, problem
 from indictune.progress import OWN_PROGRESS
 
@@ -75,7 +76,7 @@ def _explained(error: BaseException, plan: AnyPlan | None, killed_before: int) -
     text = str(error)
     if _NO_SHARED_MEMORY.search(text):
         usage = shutil.disk_usage(SHARED_MEMORY)
-        return problem("shared-memory-full", SHARED_MEMORY, free=shown(usage.free), capacity=shown(usage.total))
+        return problem("shared-memory-full", SHARED_MEMORY, free=shown_bytes(usage.free), capacity=shown_bytes(usage.total))
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
     restarts = 0 if plan is None or plan.launch.is_one_node else elastic.limit(plan.environ)

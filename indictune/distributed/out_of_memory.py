@@ -11,6 +11,7 @@ import torch
 
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
+from indictune.console_text import shown_bytes
 from indictune.distributed.devices import meta_of
 from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
@@ -58,9 +59,9 @@ def out_of_memory(error: BaseException, plan: AnyPlan | None, step: int, place: 
         device="GPU" if on_gpu else "CPU",
         step=step,
         place=place,
-        asked="an unknown amount was" if asked is None else f"{shown(asked)} were",
-        free=shown(free),
-        capacity=shown(capacity),
+        asked="an unknown amount was" if asked is None else f"{shown_bytes(asked)} were",
+        free=shown_bytes(free),
+        capacity=shown_bytes(capacity),
         **_advice(plan, capacity, place),
     )
 
@@ -69,13 +70,8 @@ def killed_for_memory(plan: AnyPlan | None) -> Problem:
     """The answer to a rank that is gone after the kernel killed processes for lack of memory."""
     free, capacity = free_and_capacity()
     return problem(
-        "rank-killed-for-memory", free=shown(free), capacity=shown(capacity), **_advice(plan, capacity, "training")
+        "rank-killed-for-memory", free=shown_bytes(free), capacity=shown_bytes(capacity), **_advice(plan, capacity, "training")
     )
-
-
-def shown(size_bytes: float) -> str:
-    """A size in GB or MB."""
-    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
 
 
 def _amount(pattern: re.Pattern[str], text: str) -> int | None:
@@ -91,9 +87,9 @@ def _advice(plan: AnyPlan | None, capacity: int, place: str) -> dict[str, str]:
     needed = None if plan is None else estimated(plan)
     if plan is None or needed is None:
         return {"estimate": "", "change": "Close other programs, or use a machine with more memory."}
-    terms = ", ".join(f"{name.replace('_', ' ')} {shown(size)}" for name, size in asdict(needed).items() if size)
-    size = shown(getattr(needed, needed.largest.replace(" ", "_")))
-    estimate = f" The largest part of an estimated {shown(needed.total_bytes)} is {needed.largest}, {size} ({terms})."
+    terms = ", ".join(f"{name.replace('_', ' ')} {shown_bytes(size)}" for name, size in asdict(needed).items() if size)
+    size = shown_bytes(getattr(needed, needed.largest.replace(" ", "_")))
+    estimate = f" The largest part of an estimated {shown_bytes(needed.total_bytes)} is {needed.largest}, {size} ({terms})."
     rows = plan.training.per_device_eval_batch_size
     if "evaluating" in place and rows > 1:
         return {"estimate": "", "change": f"Use --per_device_eval_batch_size {rows // 2}; the metrics stay the same."}
@@ -119,7 +115,7 @@ def smallest_change(plan: AnyPlan, needed: Memory, capacity: int) -> str:
     for flags, effect, changed in _changes(plan):
         fits = estimated(changed)
         if fits is not None and fits.total_bytes <= limit_bytes:
-            return f"Use {flags} (an estimated {shown(fits.total_bytes)}{effect})."
+            return f"Use {flags} (an estimated {shown_bytes(fits.total_bytes)}{effect})."
     return "No setting fits here: use a smaller model, or devices with more memory."
 
 

@@ -7,9 +7,9 @@ import shutil
 from indictune.checkpoint.snapshots import FLAG, MEMORY, folder_of
 from indictune.config.plan import AnyPlan
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.memory import checkpoint_bytes
+from indictune.distributed.planning.written_bytes import checkpoint_of_node
 from indictune.errors import Problem, problem
-from indictune.models.parameter_counts import count_parameters
+from indictune.models.parameter_counts import meta_model
 
 
 def check_snapshots(plan: AnyPlan) -> list[Problem]:
@@ -21,7 +21,7 @@ def check_snapshots(plan: AnyPlan) -> list[Problem]:
     if training.async_save:
         found.append(problem("no-effect", "--async_save", "true", other=f"{FLAG} {training.snapshot_steps}"))
     assert plan.model_config is not None
-    size = checkpoint_bytes(plan, count_parameters(plan.model, plan.model_config, plan.head))
+    size = checkpoint_of_node(plan, meta_model(plan.model, plan.model_config, plan.head))
     needed = 2 * size * (1 if launch.is_one_node else 2)
     free = _free_bytes(plan)
     if needed > free:

@@ -10,11 +10,11 @@ import torch
 
 from indictune.config.read_words import read_flags
 from indictune.config.recipe import read_recipe
+from indictune.console_text import shown_bytes
 from indictune.distributed.planning.asked_machine import this_machine
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
-from indictune.training.plan_text import gigabytes
 from indictune.training.planned_command import MICRO_BATCHES, micro_batch_flag, micro_batch_name
 from indictune.training.ranking import rank
 
@@ -60,14 +60,14 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     with catch_warnings(action="ignore"):  # of libraries, about each other
         ranking = rank(replace(plan, gpus=gpus), task, machine, all_methods=False, asked=asked)
     best, first = ranking.best, ranking.own[0]
-    capacity = gigabytes(machine.memory_bytes)
+    capacity = shown_bytes(machine.memory_bytes)
     if best is None:
-        needed = "unknown" if first.memory is None else gigabytes(first.memory.total_bytes)
+        needed = "unknown" if first.memory is None else shown_bytes(first.memory.total_bytes)
         details = {"strategy": first.strategy, "needed": needed, "capacity": capacity}
         raise UserError("plan-nothing-fits", "--strategy", "auto", **details)
     assert best.memory is not None
     others = sum(each.fits for each in ranking.own) - 1
     of_what = f"{count} {'GPU' if gpus else 'CPU process'}{('s' if gpus else 'es') * (count > 1)}"
-    reason = f"on {of_what} an estimated {gigabytes(best.memory.total_bytes)} of {capacity} each"
+    reason = f"on {of_what} an estimated {shown_bytes(best.memory.total_bytes)} of {capacity} each"
     reason += f"; the fastest of {others + 1} that fit" if others else "; nothing else fits"
     return Choice(best.strategy, count, {} if asked else micro_batch_flag(ranking, best), reason)

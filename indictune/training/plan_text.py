@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from indictune.console_text import in_columns, in_one_line, table
+from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.distributed.planning.calibration import CALIBRATION, calibration
 from indictune.distributed.planning.candidates import Candidate
 from indictune.distributed.planning.hardware import assumed
@@ -87,10 +87,10 @@ def why_not(ranking: Ranking, each: Candidate) -> str:
     assert node is not None
     if memory.total_bytes > machine.memory_bytes:
         largest = getattr(memory, memory.largest.replace(" ", "_"))
-        return f"{gigabytes(memory.total_bytes)} of a GPU, of which {gigabytes(largest)} {memory.largest}"
+        return f"{shown_bytes(memory.total_bytes)} of a GPU, of which {shown_bytes(largest)} {memory.largest}"
     is_loading = node.loading > node.offloaded + node.reading_back
     term = "whole weights while they are read" if is_loading else "offloaded states and the saved model"
-    return f"{gigabytes(node.needed)} of a node's CPU memory, for {term}"
+    return f"{shown_bytes(node.needed)} of a node's CPU memory, for {term}"
 
 
 def _about(ranking: Ranking, rates: str) -> Iterator[str]:
@@ -113,12 +113,12 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     assert best.memory is not None
     assert best.written is not None
     terms = ", ".join(
-        f"{name.replace('_', ' ')} {gigabytes(size)}" for name, size in asdict(best.memory).items() if size
+        f"{name.replace('_', ' ')} {shown_bytes(size)}" for name, size in asdict(best.memory).items() if size
     )
     yield ""
-    yield from _wrapped(f"{best.strategy} takes {gigabytes(best.memory.total_bytes)} of each GPU: {terms}.")
+    yield from _wrapped(f"{best.strategy} takes {shown_bytes(best.memory.total_bytes)} of each GPU: {terms}.")
     model, checkpoint = best.written.model, best.written.checkpoint
-    yield f"On disk: {gigabytes(checkpoint)} for a checkpoint with all states, {gigabytes(model)} for the saved model."
+    yield f"On disk: {shown_bytes(checkpoint)} for a checkpoint with all states, {shown_bytes(model)} for the saved model."
     nodes = ranking.machine.nodes
     yield f"It starts with{f', on each NODE from 0 to {nodes - 1}' if nodes > 1 else ''}:"
     yield textwrap.indent(command_of(ranking, best, words), "  ")
@@ -186,11 +186,6 @@ def _rest(ranking: Ranking) -> Iterator[str]:
 
 def _wrapped(text: str) -> list[str]:
     return in_columns(in_one_line(text), _WIDTH).splitlines()
-
-
-def gigabytes(size: float) -> str:
-    """A size in words."""
-    return f"{size / _GB:,.1f} GB" if size >= _GB / 10 else f"{size / 1e6:,.1f} MB"
 
 
 def _short(number: float) -> str:

@@ -9,9 +9,9 @@ import uuid
 from pathlib import Path
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed.devices import counts_of
+from indictune.distributed.devices import meta_of
 from indictune.distributed.doctor.lines import Line
-from indictune.distributed.planning.memory import checkpoint_bytes
+from indictune.distributed.planning.written_bytes import checkpoint_of_node
 
 CHECK = "--output_dir"
 _WRITTEN_BYTES = 32 << 20
@@ -31,9 +31,9 @@ def disk_line(plan: AnyPlan, timed: bool) -> Line:
         plan: of the run.
         timed: whether to write something.
     """
-    folder, counts = disk_of(plan.output_dir), counts_of(plan)
-    saves = counts is not None and plan.training.save_strategy != "no"
-    size = checkpoint_bytes(plan, counts) if saves and counts else 0
+    folder = disk_of(plan.output_dir)
+    meta = meta_of(plan) if plan.training.save_strategy != "no" else None
+    size = 0 if meta is None else checkpoint_of_node(plan, meta)
     kept = 1 + (plan.training.save_total_limit or 1)
     try:
         free = shutil.disk_usage(folder).free

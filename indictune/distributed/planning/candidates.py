@@ -177,7 +177,7 @@ class _Search:
             micro_batch=batch,
             memory=needed,
             node=node,
-            written=written_bytes(memory),
+            written=written_bytes(plan, self.weights),
             step=step,
             mfu=flops / (step.seconds * machine.gpus * machine.flops),
             fits=fits,

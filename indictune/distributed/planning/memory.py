@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed.engines import engine_of
 from indictune.distributed.pipeline.schedule import chunks_of
 from indictune.distributed.planning import activations
-from indictune.distributed.planning.kept_bytes import FP32, kept_bytes, types_of
+from indictune.distributed.planning.kept_bytes import kept_bytes, types_of
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
-from indictune.models.parameter_counts import MetaModel, ParameterCounts
+from indictune.models.parameter_counts import MetaModel
 
 # Of a process on a GPU: CUDA with the code of its kernels, and buffers of NCCL for each kind of group. Judgements.
 CONTEXT_BYTES, NCCL_BYTES = 600_000_000, 400_000_000
@@ -119,18 +118,6 @@ def estimate_memory(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
         tokens: of each process in its largest micro-batch.
     """
     return RankMemory(plan, ModelWeights(meta)).at(tokens, plan.training.gradient_accumulation_steps)
-
-
-def checkpoint_bytes(plan: AnyPlan, counts: ParameterCounts) -> int:
-    """Size of the part of a checkpoint that the processes of one node write: weights and optimizer states.
-
-    Where they are not split, one node writes all.
-    """
-    weights = counts.total if plan.model.method == "full" else counts.trained
-    launch, split = plan.launch, plan.launch.axes.tensor * plan.launch.axes.pipeline > 1
-    is_split = split or engine_of(launch.strategy) in ("fsdp2", "zero1", "zero2", "zero3")
-    nodes = max(1, launch.world_size // launch.local_world_size) if is_split else 1
-    return int((weights * FP32 + counts.trained * types_of(plan).state) / nodes)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:

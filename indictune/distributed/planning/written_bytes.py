@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from indictune.config.plan import AnyPlan
 from indictune.distributed.engines import engine_of
-from indictune.distributed.planning.kept_bytes import FP32
-from indictune.distributed.planning.memory import RankMemory
+from indictune.distributed.planning.kept_bytes import FP32, types_of
+from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.models.parameter_counts import MetaModel
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,28 @@ class Written:
     model: float
 
 
-def written_bytes(memory: RankMemory) -> Written:
-    """What a run writes. Saved models have the embedding rows too that an active vocabulary does not train.
+def written_bytes(plan: AnyPlan, weights: ModelWeights) -> Written:
+    """What a run with these weights writes. Saved models have the embedding rows too that an active vocabulary does not train.
 
     DeepSpeed (0.19) writes fp32 copies of trained weights, and below ZeRO-3 the weights once more.
     """
-    plan, types = memory.plan, memory.types
-    trained = sum(each.numel for each in memory.weights.every if each.is_trained)
+    types = types_of(plan)
+    trained = sum(each.numel for each in weights.every if each.is_trained)
     engine = engine_of(plan.launch.strategy)
     copies = FP32 if engine.startswith("zero") else 0
     copies += types.trained if engine in ("zero1", "zero2") else 0
-    model = (trained + memory.weights.unused) * types.trained
+    model = (trained + weights.unused) * types.trained
     return Written(model + trained * (copies + types.state), model)
+
+
+def checkpoint_of_node(plan: AnyPlan, meta: MetaModel) -> int:
+    """Bytes of a checkpoint that the processes of one node write. One node writes all that is not split.
+
+    Args:
+        plan: of the run, with its launch.
+        meta: the model, built by `meta_model`.
+    """
+    launch, split = plan.launch, plan.launch.axes.tensor * plan.launch.axes.pipeline > 1
+    is_split = split or engine_of(launch.strategy) in ("fsdp2", "zero1", "zero2", "zero3")
+    nodes = max(1, launch.world_size // launch.local_world_size) if is_split else 1
+    return int(written_bytes(plan, ModelWeights(meta)).checkpoint / nodes)

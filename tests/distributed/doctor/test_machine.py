@@ -98,8 +98,8 @@ def test_a_disk_needs_room_for_the_checkpoints(
 ) -> None:
     """A checkpoint of 50 MB, of which there are 3 at once with a --save_total_limit of 2."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9 << 30, 0, free))
-    monkeypatch.setattr(output_folder, "counts_of", lambda _: object())
-    monkeypatch.setattr(output_folder, "checkpoint_bytes", lambda *_: 50_000_000)
+    monkeypatch.setattr(output_folder, "meta_of", lambda _: object())
+    monkeypatch.setattr(output_folder, "checkpoint_of_node", lambda *_: 50_000_000)
     plan = plan_of(output_dir=str(tmp_path / "a" / "b"))
     assert output_folder.disk_line(plan, timed=False).status == status
     unsaved = plan_of({"save_strategy": "no"}, output_dir=str(tmp_path))
@@ -113,8 +113,8 @@ def test_the_speed_of_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> 
 
 
 def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_folder, "counts_of", lambda _: object())
-    monkeypatch.setattr(output_folder, "checkpoint_bytes", lambda *_: 700_000_000)
+    monkeypatch.setattr(output_folder, "meta_of", lambda _: object())
+    monkeypatch.setattr(output_folder, "checkpoint_of_node", lambda *_: 700_000_000)
     monkeypatch.setattr(output_folder, "write_rate", lambda _: 1e6)
     line = output_folder.disk_line(plan_of(output_dir=str(tmp_path)), timed=True)
     assert (line.status, line.found.rpartition(": ")[2]) == ("warn", "700 s for a checkpoint")

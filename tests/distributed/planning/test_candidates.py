@@ -177,18 +177,20 @@ def test_a_machine_by_its_flags(given: dict[str, str], memory: float, in_node: f
 )
 def test_a_run_writes_what_runs_wrote(launch: Launch, checkpoint: int, model: int) -> None:
     memory = memory_of(launch)
-    written, scale = written_bytes(memory), 1_417_856 / memory.weights.counts.total
+    written, scale = written_bytes(memory.plan, memory.weights), 1_417_856 / memory.weights.counts.total
     assert written.checkpoint * scale == pytest.approx(checkpoint, rel=0.02)
     assert written.model * scale == pytest.approx(model, rel=0.02)
 
 
 def test_a_trained_adapter_alone_is_written() -> None:
-    written = written_bytes(memory_of(Launch("ddp", 8, 8), method="lora"))
+    memory = memory_of(Launch("ddp", 8, 8), method="lora")
+    written = written_bytes(memory.plan, memory.weights)
     trained = weights_of(planned(method="lora")).counts.trained
     assert (written.model, written.checkpoint) == (4 * trained, 12 * trained)
 
 
 def test_a_saved_model_has_the_rows_that_an_active_vocabulary_does_not_train() -> None:
-    whole, active = (memory_of(Launch("ddp", 8, 8), BERT, rows=rows) for rows in (None, 20))
-    assert written_bytes(whole).model == written_bytes(active).model
-    assert written_bytes(whole).checkpoint - written_bytes(active).checkpoint == 8 * 30 * 32
+    both = [memory_of(Launch("ddp", 8, 8), BERT, rows=rows) for rows in (None, 20)]
+    whole, active = (written_bytes(each.plan, each.weights) for each in both)
+    assert whole.model == active.model
+    assert whole.checkpoint - active.checkpoint == 8 * 30 * 32
