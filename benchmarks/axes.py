@@ -26,8 +26,8 @@ from indictune.config.plan import Axes, Launch
 from indictune.console_text import table
 from indictune.distributed.pipeline.schedule import bubble
 from indictune.distributed.planning.held import PARTS
-from indictune.distributed.planning.kept_bytes import Kept, Types, kept_bytes
-from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.distributed.planning.kept_bytes import Kept, Types, gradients_between, kept_bytes
+from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.distributed.planning.sent_bytes import Sizes, keys_passed, layer_sums, passed_on, summed
 from indictune.distributed.planning.step_time import SUMS
 from indictune.distributed.planning.widths import Widths
@@ -66,9 +66,16 @@ class Case:
         return self.data.startswith("zero")
 
     @property
+    def shows_gradients(self) -> bool:
+        """Whether gradients can be counted between micro-batches: DeepSpeed hides them, and stages have none then."""
+        return not self.has_master_copies and self.sizes.pipeline == 1
+
+    @property
     def launcher_options(self) -> tuple[str, ...]:
-        """Of HSDP, for which one machine stands for several nodes."""
-        replicas = self.sizes.replicas
+        """Of HSDP, for which one machine stands for several nodes, and of stages in shards."""
+        replicas, stages = self.sizes.replicas, self.sizes.pipeline
+        if stages > 1 and self.data == "fsdp2":
+            return ("--megatron_lm_pp_degree", str(stages), "--megatron_lm_use_custom_fsdp", "true")
         return ("--parallelism_config_dp_replicate_size", str(replicas)) if replicas > 1 else ()
 
     def sent_bytes(self, count: Count) -> float:
@@ -86,13 +93,20 @@ class Case:
 
     def kept_bytes(self) -> Kept:
         """Bytes that the first rank should keep at the optimizer's step, as `indictune.distributed.planning` says."""
-        sizes, fp32 = self.sizes, Types(trained=4, frozen=4, gradient=4, state=8, computed=4)
+        return kept_bytes(*self._planned(), at_step=True)
+
+    def gradients_between(self) -> float:
+        """Bytes of gradients that the first rank should keep between micro-batches."""
+        return gradients_between(*self._planned())
+
+    def _planned(self) -> tuple[list[Weight], Launch, Types]:
+        sizes, fp32 = self.sizes, Types(trained=4, frozen=4, gradient=4, state=8, computed=4, summed=4)
         axes = Axes(sizes.pipeline, sizes.tensor, sizes.context, sizes.replicas, is_sharded=self.data == "fsdp2")
         model, head = ("llama", "ForCausalLM") if self.is_chat else ("bert", "ForSequenceClassification")
         config = AutoConfig.from_pretrained(resolve(f"builtin:tiny-indic-{model}"), num_labels=2)
         weights = ModelWeights(meta_model(ModelArguments(), config, head))
         launch = Launch(self.data, sizes.world, sizes.world, axes=axes)  # a CPU has no other memory to offload to
-        return kept_bytes(weights.of_stages(axes)[0], launch, fp32, at_step=True)
+        return weights.of_stages(axes)[0], launch, fp32
 
     def _of_rank(self, count: Count) -> Count:
         """The parameters that the tensor axis leaves to a rank. A model of DeepSpeed's AutoTP has its parts alone."""
@@ -157,6 +171,8 @@ def measure(case: Case, anew: bool = True) -> dict[str, Any]:
         "bytes_a_step": count.sent,
         "formula_bytes": case.sent_bytes(count),
         "kept_bytes": count.kept,
+        "between_bytes": count.between if case.shows_gradients else None,
+        "formula_between_bytes": case.gradients_between(),
         "formula_kept_bytes": {name: vars(case.kept_bytes())[name] for name in PARTS},
         "idle_share": idle,
         "formula_idle_share": bubble(case.sizes.pipeline, MICRO_BATCHES),

@@ -52,6 +52,7 @@ class Count:
         elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
         elements_split: of parameters that the tensor axis splits, in the plan of BERT.
         kept: bytes of its `parameters`, `gradients` and `optimizer_states` before the optimizer's last step.
+        between: bytes of gradients between micro-batches.
         layers: of the whole model.
         hidden: values of a token between them.
         key_values: values of a token's keys in a layer.
@@ -62,6 +63,7 @@ class Count:
     elements_in_units: int
     elements_split: int
     kept: dict[str, int]
+    between: int
     layers: int
     hidden: int
     key_values: int
@@ -173,6 +175,7 @@ def _read(path: Path) -> Count:
         elements_in_units=sum(size for size, inside, _ in sizes if inside),
         elements_split=sum(size for size, _, name in sizes if SPLIT.search(name)),
         kept=noted["kept"],
+        between=noted["between"],
         layers=noted["layers"],
         hidden=noted["hidden"],
         key_values=noted["key_values"],

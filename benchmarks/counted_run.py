@@ -30,11 +30,15 @@ from indictune.training import exact_trainer
 
 
 class CountBytes(TrainerCallback):
-    """Records the bytes written after each step, and those kept before the last one; writes all at the end."""
+    """Records the bytes written after each step, and those kept before and inside the last one; writes all at the end.
+
+    `between` are those of gradients after the last micro-batch but one.
+    """
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
         self.kept: dict[str, int] = {}
+        self.between = 0
         self._counted: dict[int, torch.Tensor] = {}  # in this step
 
     def on_train_begin(
@@ -48,6 +52,11 @@ class CountBytes(TrainerCallback):
 
         register_optimizer_step_pre_hook(note)
 
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        self.between = held_bytes(others["model"])["gradients"]
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bytes.append(written_bytes())
         self._counted.clear()
@@ -56,7 +65,8 @@ class CountBytes(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         config = others["model"].config
-        noted: dict[str, Any] = {"bytes": self.bytes, "kept": self.kept, "parameters": parameters(others["model"])}
+        noted: dict[str, Any] = {"bytes": self.bytes, "kept": self.kept, "between": self.between}
+        noted["parameters"] = parameters(others["model"])
         widths = widths_of(config)
         sizes = {"layers": widths.layers, "hidden": widths.hidden, "key_values": widths.key_values}
         noted["peak"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

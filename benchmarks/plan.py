@@ -45,6 +45,7 @@ DATA: dict[str, tuple[str, Split]] = {
     "zero3": ("zero3", "weights"),
     "zero3_offload": ("zero3", "weights"),
 }
+SHARDED_STAGES = Case("pipeline", Sizes(data=2, pipeline=2, split="weights"), "fsdp2")
 WIDER: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 SETTINGS = list(product(("sentiment", "llama"), ("full", "lora"), (4, 16), (False, True)))  # task, method, rows, keeps
 LENGTHS = {"sentiment": TOKENS, "llama": 512}
@@ -55,13 +56,17 @@ def cases(ranks: int) -> list[Case]:
     if ranks == 1:
         return [Case("single_gpu", Sizes(), "ddp")]
     of_data = [Case(name, Sizes(data=ranks, split=split), engine) for name, (engine, split) in DATA.items()]
-    return of_data + [each for each in CASES if each.sizes.world == ranks and each.strategy not in DATA]
+    others = [*CASES, SHARDED_STAGES]
+    return of_data + [each for each in others if each.sizes.world == ranks and each.strategy not in DATA]
 
 
 def error_of(found: dict[str, Any]) -> float:
     """The largest share by which a term differs from its prediction."""
     kept, formula = found["kept_bytes"], found["formula_kept_bytes"]
-    return max(float(abs(formula[name] / kept[name] - 1)) for name in PARTS)
+    pairs = [(formula[name], kept[name]) for name in PARTS]
+    if found["between_bytes"] is not None:
+        pairs.append((found["formula_between_bytes"], found["between_bytes"]))
+    return max(float(abs(predicted / measured - 1)) for predicted, measured in pairs)
 
 
 def _kept_line(found: dict[str, Any]) -> list[str]:

@@ -117,8 +117,8 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     )
     yield ""
     yield from _wrapped(f"{best.strategy} takes {shown_bytes(best.memory.total_bytes)} of each GPU: {terms}.")
-    model, checkpoint = best.written.model, best.written.checkpoint
-    yield f"On disk: {shown_bytes(checkpoint)} for a checkpoint with all states, {shown_bytes(model)} for the saved model."
+    model, checkpoint = shown_bytes(best.written.model), shown_bytes(best.written.checkpoint)
+    yield f"On disk: {checkpoint} for a checkpoint with all states, {model} for the saved model."
     nodes = ranking.machine.nodes
     yield f"It starts with{f', on each NODE from 0 to {nodes - 1}' if nodes > 1 else ''}:"
     yield textwrap.indent(command_of(ranking, best, words), "  ")

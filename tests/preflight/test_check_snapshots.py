@@ -14,25 +14,25 @@ from indictune.preflight import check_snapshots
 from tests.plans import codes_of, plan_of
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-OF_PARAMETER = 12  # bytes: a weight, and two states of AdamW
 
 
 @pytest.mark.parametrize(
-    ("launch", "held"),
+    ("launch", "held", "of_parameter"),
     [
-        (Launch("single"), 2),
-        (Launch("fsdp2", 2, 2), 2),
-        (Launch("ddp", 4, 2), 4),  # two nodes: each has those of the other too
-        (Launch("fsdp2", 4, 2), 2),  # each writes half
+        (Launch("single"), 2, 12),  # bytes of a weight, and of two states of AdamW
+        (Launch("fsdp2", 2, 2), 2, 12),
+        (Launch("ddp", 4, 2), 4, 12),  # two nodes: each has those of the other too
+        (Launch("fsdp2", 4, 2), 2, 12),  # each writes half
+        (Launch("zero3", 2, 2), 2, 16),  # DeepSpeed's fp32 copies too
     ],
     ids=str,
 )
 def test_a_node_without_room_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: Launch, held: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: Launch, held: int, of_parameter: int
 ) -> None:
     given = plan_of({"snapshot_steps": 5}, launch=launch, output_dir=str(tmp_path))
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
-    needed = held * OF_PARAMETER * count_parameters(plan.model, CONFIG, plan.head).total
+    needed = held * of_parameter * count_parameters(plan.model, CONFIG, plan.head).total
     for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
         monkeypatch.setattr(check_snapshots, "free_and_capacity", lambda free=free: (free, free))
         assert codes_of(check_snapshots.check_snapshots, plan) == found

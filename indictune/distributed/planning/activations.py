@@ -86,12 +86,12 @@ def logits_bytes(config: PreTrainedConfig, tokens: int) -> int:
     return min(tokens, most_tokens) * min(words, most_words) * 4 * 2
 
 
-def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types, micro_batches: int) -> float:
+def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> float:
     """Bytes of weights and gradients that a rank has only while it computes.
 
     - Autocast keeps a 16-bit copy of each fp32 matrix until the backward pass has used it.
-    - FSDP2 gathers two layers and what is outside of layers. Their gradients are whole until they are scattered: all
-      gradients, if a step has several micro-batches, because it scatters them once a step.
+    - FSDP2 gathers two layers and what is outside of layers. The gradients of a layer are whole until they are
+      scattered.
     - ZeRO-3 keeps up to 1e9 gathered weights. ZeRO sums gradients in two buckets of up to 5e8.
     - QLoRA unpacks a matrix at a time.
     """
@@ -113,6 +113,5 @@ def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types, micro_
         of_unit[each.unit] += each.numel if each.is_trained else 0
     outside = units.pop("", 0.0)
     largest = max(units.values(), default=0)
-    scattered = max(of_unit.values(), default=0) * (types.computed + types.gradient)
-    whole = trained * types.gradient if micro_batches > 1 else 0.0
-    return outside + 2 * largest + max(scattered, whole) + unpacked
+    scattered = max(of_unit.values(), default=0) * (types.computed + types.summed)
+    return outside + 2 * largest + scattered + unpacked

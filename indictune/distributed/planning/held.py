@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
@@ -32,10 +34,25 @@ def held_bytes(
     states = [] if optimizer is None else optimizer.state.values()
     parts = (
         [*both, *(vars(each)["ds_tensor"] for each in both if "ds_tensor" in vars(each)), *_scales(both)],
-        [each.grad for each in both],
+        [*(each.grad for each in both), *_whole_gradients(model)],
         [value for state in states for value in state.values()],
     )
     return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
+
+
+def own_optimizer(optimizer: Any) -> Optimizer | None:
+    """torch's own optimizer inside those of accelerate (1.15) and DeepSpeed (0.19); None before there is one."""
+    while isinstance(optimizer, AcceleratedOptimizer) or not isinstance(optimizer, Optimizer | None):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _whole_gradients(model: nn.Module) -> Iterator[Any]:
+    """The gradients that FSDP2 (torch 2.13) has not scattered yet, which no parameter of the model shows."""
+    states = [each._get_fsdp_state() for each in model.modules() if isinstance(each, FSDPModule)]
+    for each in [own for state in states for group in state._fsdp_param_groups for own in group.fsdp_params]:
+        unsharded = vars(each).get("_unsharded_param")  # there is none before the first forward pass
+        yield from (each.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad)
 
 
 def _scales(parameters: Iterable[nn.Parameter]) -> Iterator[Any]:

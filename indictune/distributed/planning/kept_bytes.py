@@ -50,6 +50,7 @@ class Types:
         gradient: of a gradient.
         state: of the optimizer's states of one weight.
         computed: of a weight and an activation in the computation.
+        summed: of a gradient while ranks sum it.
     """
 
     trained: int
@@ -57,6 +58,7 @@ class Types:
     gradient: int
     state: float
     computed: int
+    summed: int
 
 
 def is_half(plan: AnyPlan) -> bool:
@@ -69,18 +71,28 @@ def types_of(plan: AnyPlan) -> Types:
     """The types of a run. Trained weights are in fp32, but DeepSpeed casts all to the type of the computation.
 
     A classifier's frozen weights are in fp32 too (`load_classifier`); a language model's are in the type of the
-    computation (`load_causal`).
+    computation (`load_causal`). Under FSDP2, accelerate (1.15) sums the gradients of adapters in the latter too.
     """
     computed = HALF if is_half(plan) else FP32
+    summed = HALF if plan.training.reduce_dtype == "bfloat16" else FP32
     if engine_of(plan.launch.strategy).startswith("zero"):
-        return Types(computed, computed, computed, _state_bytes(plan), computed)
+        return Types(computed, computed, computed, _state_bytes(plan), computed, summed)
+    if _is_sharded(plan.launch) and plan.launch.axes.pipeline > 1:
+        summed = FP32
+    elif _is_sharded(plan.launch) and plan.model.method != "full":
+        summed = computed
     frozen = computed if plan.head == "ForCausalLM" else FP32
-    return Types(FP32, frozen, FP32, _state_bytes(plan), computed)
+    return Types(FP32, frozen, FP32, _state_bytes(plan), computed, summed)
 
 
 def shards_of(launch: Launch) -> int:
     """Ranks that share one copy of what the data axis splits."""
     return launch.world_size // (launch.axes.pipeline * launch.axes.tensor * launch.axes.replicas)
+
+
+def _is_sharded(launch: Launch) -> bool:
+    """Whether FSDP2 shards the weights."""
+    return engine_of(launch.strategy) == "fsdp2" or launch.axes.is_sharded
 
 
 def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step: bool = False) -> Kept:
@@ -98,8 +110,7 @@ def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step:
     engine, offloads, shards = engine_of(launch.strategy), launch.strategy.endswith("_offload"), shards_of(launch)
     if engine.startswith("zero"):
         return _of_deepspeed(weights, int(engine[-1]), shards, offloads, types, at_step)
-    is_sharded = engine == "fsdp2" or launch.axes.is_sharded
-    parts = shards if is_sharded else 1
+    parts = shards if _is_sharded(launch) else 1
     trained, frozen, packed = _kinds(weights)
     own = sum(each.share(parts) for each in trained)
     parameters: float = own * types.trained + sum(each.share(parts) for each in frozen) * types.frozen
@@ -108,6 +119,17 @@ def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step:
     if offloads:
         return Kept(0.0, 0.0, 0.0, host=parameters + gradients + states)
     return Kept(parameters, gradients, states)
+
+
+def gradients_between(weights: Sequence[Weight], launch: Launch, types: Types) -> float:
+    """Bytes of the gradients of a rank between two micro-batches of a step; arguments as of `kept_bytes`.
+
+    FSDP2 (torch 2.13, `set_requires_gradient_sync`) scatters gradients with the last micro-batch. Before, they are
+    whole and on the device, in the type of their sum.
+    """
+    if not _is_sharded(launch):
+        return kept_bytes(weights, launch, types).gradients
+    return float(sum(each.numel for each in weights if each.is_trained) * types.summed)
 
 
 def _of_deepspeed(

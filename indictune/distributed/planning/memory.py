@@ -9,7 +9,7 @@ from functools import cached_property
 from indictune.config.plan import AnyPlan
 from indictune.distributed.pipeline.schedule import chunks_of
 from indictune.distributed.planning import activations
-from indictune.distributed.planning.kept_bytes import kept_bytes, types_of
+from indictune.distributed.planning.kept_bytes import gradients_between, kept_bytes, types_of
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.models.parameter_counts import MetaModel
 
@@ -23,11 +23,11 @@ class Memory:
 
     Attributes:
         parameters: with the fp32 copies that DeepSpeed updates.
-        gradients: of the backward pass.
+        gradients: of the backward pass, or between micro-batches if they take more then.
         optimizer_states: of the optimizer.
         activations: kept for the backward pass.
         logits: and their gradient.
-        working_copies: weights that are gathered or cast, and gradients that are not scattered yet.
+        working_copies: weights that are gathered or cast, and gradients while they are summed.
         framework: of CUDA and NCCL; 0 on a CPU.
     """
 
@@ -43,11 +43,6 @@ class Memory:
     def total_bytes(self) -> int:
         """Sum of all terms."""
         return sum(asdict(self).values())
-
-    @property
-    def kept_bytes(self) -> int:
-        """Those between two steps."""
-        return self.parameters + self.gradients + self.optimizer_states
 
     @property
     def largest(self) -> str:
@@ -72,9 +67,8 @@ class RankMemory:
         chunks = chunks_of(plan.training.pipeline_schedule) if axes.pipeline > 1 else 1
         self.stages = weights.of_stages(axes, chunks)
         self.kept = [kept_bytes(each, plan.launch, self.types) for each in self.stages]
-        self._working = [
-            [int(activations.working_bytes(plan, some, self.types, count)) for count in (1, 2)] for some in self.stages
-        ]
+        self._between = [gradients_between(each, plan.launch, self.types) for each in self.stages]
+        self._working = [activations.working_bytes(plan, each, self.types) for each in self.stages]
         self._layers = [len({each.unit for each in some} - {""}) * weights.repeats for some in self.stages]
 
     @cached_property
@@ -100,11 +94,11 @@ class RankMemory:
         groups = NCCL_BYTES if plan.launch.world_size > 1 else 0
         return Memory(
             int(kept.parameters),
-            int(kept.gradients),
+            int(max(kept.gradients, self._between[stage]) if micro_batches > 1 else kept.gradients),
             int(kept.optimizer_states),
             int(activations.activation_bytes(plan, self.types, tokens, self._layers[stage], flight)),
             activations.logits_bytes(self.config, tokens) if has_logits else 0,
-            self._working[stage][micro_batches > 1],
+            int(self._working[stage]),
             CONTEXT_BYTES + groups if plan.gpus else 0,
         )
 
@@ -118,6 +112,13 @@ def estimate_memory(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
         tokens: of each process in its largest micro-batch.
     """
     return RankMemory(plan, ModelWeights(meta)).at(tokens, plan.training.gradient_accumulation_steps)
+
+
+def memory_of_rank(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
+    """As `estimate_memory`, of the process that the launch is of."""
+    stage = plan.launch.rank // (plan.launch.world_size // plan.launch.axes.pipeline)
+    memory = RankMemory(plan, ModelWeights(meta))
+    return memory.of_stage(stage, tokens, plan.training.gradient_accumulation_steps)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:

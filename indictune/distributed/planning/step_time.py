@@ -19,7 +19,7 @@ from indictune.distributed.engines import engine_of
 from indictune.distributed.pipeline.schedule import bubble, chunks_of
 from indictune.distributed.planning import sent_bytes as sent
 from indictune.distributed.planning.hardware import Machine, assumed, known_links
-from indictune.distributed.planning.kept_bytes import FP32, HALF, NF4_BYTES
+from indictune.distributed.planning.kept_bytes import FP32, NF4_BYTES
 from indictune.distributed.planning.memory import RankMemory
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.distributed.planning.sent_bytes import Sizes, Split
@@ -154,7 +154,7 @@ def _data_bytes(
     """Bytes that a rank sends for the data axis: over the ring of shards, and over their copies."""
     trained = sum(each.numel for each in weights if each.is_trained)
     types = memory.types
-    gradients = trained * (HALF if memory.plan.training.reduce_dtype == "bfloat16" else FP32)
+    gradients = trained * types.summed
     gathers = _weight_bytes(weights, types.computed) if sizes.split == "weights" else trained * types.computed
     copies = sent.summed(gradients / sizes.shards, sizes.replicas) if sizes.split == "weights" else 0.0
     return sent.data_bytes(gradients, gathers, sizes, micro_batches) - copies, copies

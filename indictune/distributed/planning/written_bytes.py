@@ -25,9 +25,10 @@ class Written:
 
 
 def written_bytes(plan: AnyPlan, weights: ModelWeights) -> Written:
-    """What a run with these weights writes. Saved models have the embedding rows too that an active vocabulary does not train.
+    """What a run with these weights writes.
 
-    DeepSpeed (0.19) writes fp32 copies of trained weights, and below ZeRO-3 the weights once more.
+    Saved models have the embedding rows too that an active vocabulary does not train. DeepSpeed (0.19) writes fp32
+    copies of trained weights, and below ZeRO-3 the weights once more.
     """
     types = types_of(plan)
     trained = sum(each.numel for each in weights.every if each.is_trained)

@@ -324,27 +324,48 @@ def test_a_stage_keeps_the_micro_batches_in_flight(schedule: str, stage: int, mi
     assert in_flight(planned(launch, pipeline_schedule=schedule), stage, micro_batches) == count
 
 
-def working_of(strategy: str, axes: Axes, micro_batches: int, **given: Any) -> float:
+def working_of(strategy: str, axes: Axes, **given: Any) -> float:
     plan = planned(Launch(strategy, 8, 8, axes=axes), **given)
     weights = [Weight((100,)), Weight((10, 10), unit="0"), Weight((20, 10), unit="1")]
-    return working_bytes(plan, weights, types_of(plan), micro_batches)
+    return working_bytes(plan, weights, types_of(plan))
 
 
-def test_fsdp2_keeps_all_gradients_whole_while_a_step_has_more_micro_batches() -> None:
-    gathered = 2 * (100 + 2 * 200)
-    assert working_of("fsdp2", SHARDED, 1, bf16=True) == gathered + 200 * (2 + 4)
-    assert working_of("fsdp2", SHARDED, 2, bf16=True) == gathered + 400 * 4
+def test_fsdp2_gathers_two_layers_and_scatters_the_gradients_of_one() -> None:
+    assert working_of("fsdp2", SHARDED, bf16=True) == 2 * (100 + 2 * 200) + 200 * (2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("launch", "given", "of_gradient", "share"),
+    [
+        (Launch("fsdp2", 8, 8, axes=SHARDED), {"bf16": True}, 4, 1),
+        (Launch("fsdp2", 8, 8, axes=SHARDED), {"bf16": True, "reduce_dtype": "bfloat16"}, 2, 1),
+        (Launch("fsdp2", 8, 8, axes=SHARDED), {"bf16": True, "method": "lora"}, 2, 1),
+        (Launch("fsdp2_offload", 8, 8, axes=SHARDED), {"bf16": True}, 4, 1),
+        (Launch("ddp", 8, 8), {"bf16": True}, 4, 1),
+        (Launch("zero2", 8, 8), {"bf16": True}, 2, 1 / 8),
+    ],
+)
+def test_fsdp2_keeps_gradients_whole_between_micro_batches(
+    launch: Launch, given: dict[str, Any], of_gradient: int, share: float
+) -> None:
+    plan = planned(launch, **given)
+    weights = ModelWeights(meta_model(plan.model, LLAMA, "ForCausalLM"))
+    memory = RankMemory(plan, weights)
+    assert memory.at(10, 2).gradients == pytest.approx(weights.counts.trained * of_gradient * share, abs=4)
+    assert memory.at(10, 2).working_copies == memory.at(10, 1).working_copies
+    if launch.strategy == "fsdp2":
+        assert memory.at(10, 1).gradients == pytest.approx(weights.counts.trained * 4 / 8, rel=0.02)
 
 
 def test_autocast_keeps_copies_of_matrices() -> None:
-    assert working_of("ddp", Axes(), 1, bf16=True) == 300 * 2
-    assert working_of("ddp", Axes(), 1, bf16=False) == 0
+    assert working_of("ddp", Axes(), bf16=True) == 300 * 2
+    assert working_of("ddp", Axes(), bf16=False) == 0
 
 
 def test_the_largest_term_is_named() -> None:
     memory = estimate_memory(planned(), meta_model(ModelArguments(), LLAMA, "ForCausalLM"), tokens=10)
     assert memory.largest == "optimizer states"
-    assert memory.total_bytes == memory.kept_bytes + memory.activations + memory.logits
+    assert memory.total_bytes == sum(vars(memory).values())
 
 
 def test_only_a_gpu_has_a_framework_on_it() -> None:
