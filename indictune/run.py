@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from transformers import Trainer
 from transformers.utils.import_utils import is_in_notebook
 
 from indictune.config.plan import AnyPlan
@@ -31,9 +32,11 @@ class Run:
         results: stream for results.
         console: stream for messages.
         plan: with all derived values, once the process group is up.
+        trainer: once it trains.
     """
 
     plan: AnyPlan | None = None
+    trainer: Trainer | None = None
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe

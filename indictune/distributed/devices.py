@@ -56,12 +56,12 @@ def is_for_gpus(plan: AnyPlan) -> str:
     return "" if plan.launch.strategy == "single" else f"strategy {plan.launch.strategy}"
 
 
-def meta_of(plan: AnyPlan) -> MetaModel | None:
-    """The plan's model without its weights; None if it is unknown."""
+def meta_of(plan: AnyPlan, active_rows: int | None = None) -> MetaModel | None:
+    """The plan's model without its weights; None if it is unknown. `active_rows` is that of `meta_model`."""
     if plan.model_config is None or plan.head not in KINDS:
         return None
     with whole_models():
-        return meta_model(plan.model, plan.model_config, plan.head)
+        return meta_model(plan.model, plan.model_config, plan.head, active_rows)
 
 
 def counts_of(plan: AnyPlan) -> ParameterCounts | None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import psutil
+from transformers import Trainer
 
 from indictune.config.plan import AnyPlan
 from indictune.console_text import shown_bytes
@@ -24,16 +25,19 @@ _LOST_PEER = re.compile(r"Connection (?:closed|reset) by peer")  # gloo's
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
 
 
-def explanation(error: BaseException, plan: AnyPlan | None, killed_before: int) -> str | None:
+def explanation(
+    error: BaseException, plan: AnyPlan | None, killed_before: int, trainer: Trainer | None = None
+) -> str | None:
     """The problem behind an error, or behind one that caused it; None for any other error.
 
     Args:
         error: that ended the run on this rank.
         plan: of the run; None before there is one.
         killed_before: `killed_processes` when the run began.
+        trainer: that trains; None before.
     """
     for each in _causes(error):
-        if found := _explained(each, plan, killed_before):
+        if found := _explained(each, plan, killed_before, trainer):
             return str(found)
     return None
 
@@ -72,18 +76,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _explained(error: BaseException, plan: AnyPlan | None, killed_before: int) -> Problem | None:
+def _explained(
+    error: BaseException, plan: AnyPlan | None, killed_before: int, trainer: Trainer | None
+) -> Problem | None:
     text = str(error)
     if _NO_SHARED_MEMORY.search(text):
         usage = shutil.disk_usage(SHARED_MEMORY)
-        return problem("shared-memory-full", SHARED_MEMORY, free=shown_bytes(usage.free), capacity=shown_bytes(usage.total))
+        sizes = {"free": shown_bytes(usage.free), "capacity": shown_bytes(usage.total)}
+        return problem("shared-memory-full", SHARED_MEMORY, **sizes)
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
     restarts = 0 if plan is None or plan.launch.is_one_node else elastic.limit(plan.environ)
     if restarts and (lost := _LOST_PEER.search(text)):
         return problem("rank-of-other-node-lost", reason=lost[0], restarts=restarts)
     if is_out_of_memory(error):
-        return out_of_memory(error, plan, OWN_PROGRESS.step, OWN_PROGRESS.place)
+        return out_of_memory(error, plan, OWN_PROGRESS.step, OWN_PROGRESS.place, trainer)
     if _KILLED_WORKER.search(text) and killed_processes() > killed_before:
         return killed_for_memory(plan)
     return None

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
+import psutil
 import torch
+from datasets import Dataset
+from transformers import Trainer
 
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
 from indictune.console_text import shown_bytes
+from indictune.data.collation import lengths_of
 from indictune.distributed.devices import meta_of
 from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.distributed.planning.held import held_bytes, own_optimizer
+from indictune.distributed.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 from indictune.errors import Problem, problem
+from indictune.models.active_vocabulary import active_embedding
+from indictune.models.parameter_counts import MetaModel
 
 # A change fits if its estimate is below this share of the memory, and of the estimate of what did not fit.
 _SHARE = 0.9
@@ -25,6 +32,7 @@ _UNITS = {"byte": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib"
 _AMOUNT = r"([\d.]+) ?(bytes?|[KMGT]iB)\b"
 _ASKED = re.compile(rf"tried to allocate {_AMOUNT}|Unable to allocate {_AMOUNT}|malloc of size (\d+) failed", re.I)
 _FREE = re.compile(rf"of which {_AMOUNT} is free", re.I)
+_OWN = re.compile(rf"this process has {_AMOUNT} memory in use", re.I)
 _CAPACITY = re.compile(rf"total capacity of {_AMOUNT}", re.I)
 # Of torch's CPU allocator, CUDA, cuBLAS, bitsandbytes, the system and oneDNN.
 _SAYS_SO = re.compile(
@@ -40,7 +48,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and bool(_SAYS_SO.search(str(error)))
 
 
-def out_of_memory(error: BaseException, plan: AnyPlan | None, step: int, place: str) -> Problem:
+@dataclass(frozen=True)
+class KnownRows:
+    """What a run knows of its rows once it has read them.
+
+    Attributes:
+        longest: tokens of one; None for `--max_length`.
+        active: rows of the embedding that are trained; None for all.
+    """
+
+    longest: int | None = None
+    active: int | None = None
+
+
+_UNKNOWN = KnownRows()
+
+
+def out_of_memory(
+    error: BaseException, plan: AnyPlan | None, step: int, place: str, trainer: Trainer | None = None
+) -> Problem:
     """The answer to an error of `is_out_of_memory`.
 
     Args:
@@ -48,12 +74,14 @@ def out_of_memory(error: BaseException, plan: AnyPlan | None, step: int, place: 
         plan: of the run; None before there is one.
         step: the last one that ended.
         place: the last one that this rank passed, as in `Progress`.
+        trainer: that trains; None before.
     """
     text = str(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in text
     free, capacity = torch.cuda.mem_get_info() if on_gpu and torch.cuda.is_available() else free_and_capacity()
     free, capacity = _amount(_FREE, text) or free, _amount(_CAPACITY, text) or capacity
     asked = _amount(_ASKED, text)
+    used = _amount(_OWN, text) or (capacity - free if on_gpu else psutil.Process().memory_info().rss)
     return problem(
         "out-of-memory",
         device="GPU" if on_gpu else "CPU",
@@ -62,16 +90,15 @@ def out_of_memory(error: BaseException, plan: AnyPlan | None, step: int, place: 
         asked="an unknown amount was" if asked is None else f"{shown_bytes(asked)} were",
         free=shown_bytes(free),
         capacity=shown_bytes(capacity),
-        **_advice(plan, capacity, place),
+        **_advice(plan, capacity, place, trainer, used),
     )
 
 
 def killed_for_memory(plan: AnyPlan | None) -> Problem:
     """The answer to a rank that is gone after the kernel killed processes for lack of memory."""
     free, capacity = free_and_capacity()
-    return problem(
-        "rank-killed-for-memory", free=shown_bytes(free), capacity=shown_bytes(capacity), **_advice(plan, capacity, "training")
-    )
+    sizes = {"free": shown_bytes(free), "capacity": shown_bytes(capacity)}
+    return problem("rank-killed-for-memory", **sizes, **_advice(plan, capacity, "training"))
 
 
 def _amount(pattern: re.Pattern[str], text: str) -> int | None:
@@ -82,38 +109,83 @@ def _amount(pattern: re.Pattern[str], text: str) -> int | None:
     return int(float(number) * _UNITS[unit.lower()])
 
 
-def _advice(plan: AnyPlan | None, capacity: int, place: str) -> dict[str, str]:
-    """The estimate of the run and the smallest change that fits, for a message."""
-    needed = None if plan is None else estimated(plan)
-    if plan is None or needed is None:
+def _advice(
+    plan: AnyPlan | None, capacity: int, place: str, trainer: Trainer | None = None, used: int = 0
+) -> dict[str, str]:
+    """The estimate of this process and the smallest change that fits, for a message."""
+    known = _known_rows(trainer)
+    own = None if plan is None else _predicted(memory_of_rank, plan, known)
+    needed = None if plan is None else estimated(plan, known)
+    if plan is None or own is None or needed is None:
         return {"estimate": "", "change": "Close other programs, or use a machine with more memory."}
-    terms = ", ".join(f"{name.replace('_', ' ')} {shown_bytes(size)}" for name, size in asdict(needed).items() if size)
-    size = shown_bytes(getattr(needed, needed.largest.replace(" ", "_")))
-    estimate = f" The largest part of an estimated {shown_bytes(needed.total_bytes)} is {needed.largest}, {size} ({terms})."
     rows = plan.training.per_device_eval_batch_size
     if "evaluating" in place and rows > 1:
         return {"estimate": "", "change": f"Use --per_device_eval_batch_size {rows // 2}; the metrics stay the same."}
-    return {"estimate": estimate, "change": smallest_change(plan, needed, capacity)}
+    size = shown_bytes(getattr(own, own.largest.replace(" ", "_")))
+    estimate = f" The largest part of an estimated {shown_bytes(own.total_bytes)} is {own.largest}, {size}"
+    if trainer is None or trainer.model is None:
+        return {"estimate": f"{estimate} ({_listed(asdict(own))}).", "change": smallest_change(plan, needed, capacity)}
+    held = held_bytes(trainer.model, own_optimizer(trainer.optimizer))
+    estimate += f". Predicted, and held now: {compared(own, held, used)}{'' if plan.gpus else ' with Python'}."
+    return {"estimate": estimate, "change": smallest_change(plan, needed, capacity, known)}
 
 
-def estimated(plan: AnyPlan) -> Memory | None:
-    """The memory of one process, if all rows have `--max_length` tokens; None for a model of unknown size."""
-    meta = meta_of(plan)
-    return None if meta is None else estimate_memory(plan, meta, micro_batch_tokens(plan, plan.sequence_limit))
+def compared(predicted: Memory, held: Mapping[str, int], used: int) -> str:
+    """Terms that are predicted, each with what a process holds.
+
+    Args:
+        predicted: of the process.
+        held: by part, as `held_bytes` gives it.
+        used: by the process, in all.
+    """
+    terms = asdict(predicted)
+    pairs = [f"{_named(name)} {shown_bytes(terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()]
+    rest = f"all else {shown_bytes(sum(terms.values()))} ({_listed(terms)})"
+    return "; ".join([*pairs, f"{rest}, {shown_bytes(max(0, used - sum(held.values())))}"])
 
 
-def smallest_change(plan: AnyPlan, needed: Memory, capacity: int) -> str:
+def _listed(terms: Mapping[str, int]) -> str:
+    return ", ".join(f"{_named(name)} {shown_bytes(size)}" for name, size in terms.items() if size)
+
+
+def _named(term: str) -> str:
+    return term.replace("_", " ")
+
+
+def _known_rows(trainer: Trainer | None) -> KnownRows:
+    if trainer is None or trainer.model is None:
+        return _UNKNOWN
+    active = active_embedding(trainer.model)
+    longest = int(lengths_of(cast(Dataset, trainer.train_dataset)).max())
+    return KnownRows(longest, None if active is None else len(active[1].row_ids))
+
+
+def estimated(plan: AnyPlan, known: KnownRows = _UNKNOWN) -> Memory | None:
+    """The memory of the process that needs most, if all rows are as long as the longest; None for an unknown model."""
+    return _predicted(estimate_memory, plan, known)
+
+
+def _predicted(
+    estimate: Callable[[AnyPlan, MetaModel, int], Memory], plan: AnyPlan, known: KnownRows
+) -> Memory | None:
+    meta = meta_of(plan, known.active if plan.model.method == "full" else None)
+    longest = known.longest or plan.sequence_limit
+    return None if meta is None else estimate(plan, meta, micro_batch_tokens(plan, longest))
+
+
+def smallest_change(plan: AnyPlan, needed: Memory, capacity: int, known: KnownRows = _UNKNOWN) -> str:
     """A sentence with the flags of the first change that fits, the ones that change least first.
 
     Args:
         plan: that did not fit.
         needed: the estimate of it.
         capacity: bytes of the device. Processes on one CPU share it.
+        known: of the rows.
     """
     own = capacity if plan.gpus else capacity // plan.launch.local_world_size
     limit_bytes = _SHARE * min(own, needed.total_bytes)
     for flags, effect, changed in _changes(plan):
-        fits = estimated(changed)
+        fits = estimated(changed, known)
         if fits is not None and fits.total_bytes <= limit_bytes:
             return f"Use {flags} (an estimated {shown_bytes(fits.total_bytes)}{effect})."
     return "No setting fits here: use a smaller model, or devices with more memory."
@@ -152,7 +224,9 @@ def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
         given = {"per_device_train_batch_size": training.per_device_train_batch_size}
     ((name, size),) = given.items()
     smallest = plan.sequence_limit // plan.launch.axes.context if name == "max_tokens_per_device" else 1
+    steps = training.gradient_accumulation_steps
     while (size := size // 2) >= smallest:
+        steps *= 2
         if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.data_size) == 0:
             same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"
-            yield f"--{name} {size}", same, plan.derive(**{name: size})
+            yield f"--{name} {size}", same, plan.derive(**{name: size}, gradient_accumulation_steps=steps)

@@ -144,7 +144,7 @@ def _outcome(
     except UserError as error:
         return End("user_error", error.message)
     except (NonFiniteLossError, DivergedError, SaveError) as error:
-        return End("failed", explanation(error, run.plan, run.killed_before) or str(error))
+        return End("failed", explanation(error, run.plan, run.killed_before, run.trainer) or str(error))
     except NotBegun as error:
         return End("resumable", f"{error} {_AGAIN}")
     except Stopped as error:
@@ -153,7 +153,7 @@ def _outcome(
         stop_signals.kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
-        if message := explanation(error, run.plan, run.killed_before):
+        if message := explanation(error, run.plan, run.killed_before, run.trainer):
             logging.getLogger().info("the run failed", exc_info=True)
             return End("failed", message)
         message = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None

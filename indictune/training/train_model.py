@@ -34,6 +34,7 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)
     write_recipe(plan, trainer.args, point)
+    run.trainer = trainer
     try:
         return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
     except NothingLeft:

@@ -14,8 +14,9 @@ newest checkpoint of the trainer whose method it is, `OPENED` lets other users w
 for ever and deaf to signals, `HELD` all of Python's threads too; `REFUSED` is a `UserError`. From `FULL` on no file
 grows large; from `READ_ONLY` on the system opens, makes and renames nothing in the run's folder, until that is
 unmounted; from `EROFS` on, or any other name of an error, each call fails with it, but for those that name paths
-elsewhere, which do not count. Two events are joined by `+`. A file that `SIGNALLED` in the environment names gets the
-time of the signal or of the error, by the clock that all processes have (`time.monotonic`).
+elsewhere, which do not count. `OUT_OF_MEMORY` is what torch raises for a GPU. Two events are joined by `+`. A file
+that `SIGNALLED` in the environment names gets the time of the signal or of the error, by the clock that all processes
+have (`time.monotonic`).
 """
 
 from __future__ import annotations
@@ -136,6 +137,10 @@ def hit(event: str) -> None:
             _wait_in_c(ctypes.CDLL(None))
         if now and name == "HELD":
             _wait_in_c(ctypes.PyDLL(None))
+        if now and name == "OUT_OF_MEMORY":
+            import torch  # the run sets its environment first
+
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if now and name == "REFUSED":
             raise UserError("no-such-file", "--train_file", "refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,7 +25,8 @@ from indictune.config.plan import AnyPlan, Launch, unresolved
 from indictune.distributed import host_memory
 from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.machine_failures import check_interfaces
-from indictune.distributed.out_of_memory import estimated, out_of_memory, smallest_change
+from indictune.distributed.out_of_memory import compared, estimated, out_of_memory, smallest_change
+from indictune.distributed.planning.memory import Memory
 from indictune.progress import Progress
 from indictune.run import Run
 from indictune.stop_signals import SIGNALS
@@ -32,7 +34,7 @@ from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
 from tests.conftest import FinishedRun
 from tests.plans import codes_of, plan_of
-from tests.ranks.launching import SCRIPT, python, start
+from tests.ranks.launching import SCRIPT, accelerate, python, start
 from tests.supervise.test_execute import refused
 
 ENCODER = BertConfig(vocab_size=250_000)  # 278 million parameters: 4.4 GB of weights, gradients and states
@@ -169,6 +171,41 @@ def test_a_run_without_memory_for_its_second_step_is_answered(finished_run: Fini
     assert message.startswith("Out of memory on the CPU after step 1 (reading rows): ")
     assert "Use --per_device_train_batch_size 8 (" in message
     assert message.endswith("[out-of-memory]")
+
+
+PAIR = re.compile(r"(parameters|gradients|optimizer states) ([\d.]+) MB, ([\d.]+) MB")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place"),
+    [
+        ("single", "ExactTrainer._get_grad_norm:2"),
+        pytest.param("fsdp2", "ExactTrainer._get_grad_norm:2@1", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_rank_held_stands_beside_what_was_predicted(
+    strategy: str, place: str, finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    flags = ("--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"))
+    launch = python() if strategy == "single" else accelerate(strategy, 2)
+    event = f"OUT_OF_MEMORY@indictune.training.exact_trainer:{place}"
+    result = start([*launch, "tests/faults/faulty.py", event, SCRIPT, *flags])
+    assert result.returncode == 1
+    message = json.loads((tmp_path / "out/status.json").read_text(encoding="utf-8"))["message"]
+    assert message.startswith("[rank 1] Out of memory on the GPU" if "@1" in place else "Out of memory on the GPU")
+    found = {name: (float(predicted), float(held)) for name, predicted, held in PAIR.findall(message)}
+    assert len(found) == 3
+    for predicted, held in found.values():
+        assert predicted == pytest.approx(held, rel=0.05)
+    assert message.count("[out-of-memory]") == 1
+
+
+def test_all_else_is_what_no_term_has() -> None:
+    predicted = Memory(10**9, 2 * 10**9, 3 * 10**9, activations=5 * 10**9, working_copies=10**8)
+    held = {"parameters": 10**9, "gradients": 0, "optimizer_states": 3 * 10**9}
+    *parts, rest = compared(predicted, held, used=11 * 10**9).split("; ")
+    assert parts == ["parameters 1.0 GB, 1.0 GB", "gradients 2.0 GB, 0.0 MB", "optimizer states 3.0 GB, 3.0 GB"]
+    assert rest == "all else 5.1 GB (activations 5.0 GB, working copies 100.0 MB), 7.0 GB"
 
 
 def test_a_port_in_use_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
