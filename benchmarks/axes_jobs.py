@@ -29,11 +29,11 @@ MACHINES = {
 # config.json of meta-llama/Llama-3.1-8B and -70B, and of ai4bharat/IndicBERTv2-MLM-only.
 SMALL = LlamaConfig(
     vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8,
+    num_key_value_heads=8, max_position_embeddings=131_072,
 )  # fmt: skip
 LARGE = LlamaConfig(
     vocab_size=128_256, hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64,
-    num_key_value_heads=8,
+    num_key_value_heads=8, max_position_embeddings=131_072,
 )  # fmt: skip
 ENCODER = BertConfig(vocab_size=250_000)
 

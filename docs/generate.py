@@ -1,6 +1,6 @@
 """Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`.
 
-It also puts the method matrix into docs/strategies.md.
+It also puts the method matrix into docs/strategies.md, and the memory that they need into the headers of recipes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from docs import method_matrix
+from docs import method_matrix, recipe_memory
 from indictune.config.command_arguments import (
     CheckpointArguments,
     DoctorArguments,
@@ -258,6 +258,7 @@ def main() -> None:
         (DOCS / name).write_text(page(), encoding="utf-8")
     FLAGS_FILE.write_text(flags_file(), encoding="utf-8")
     method_matrix.PAGE.write_text(method_matrix.page_with_tables(), encoding="utf-8")
+    recipe_memory.write_headers()
 
 
 if __name__ == "__main__":

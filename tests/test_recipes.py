@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.expected_memory import expected
+from docs.recipe_memory import candidate_of, with_memory
 from indictune.config.arguments import (
     DataArguments,
     IndicTrainingArguments,
@@ -49,7 +49,16 @@ def test_the_header_tells_command_hardware_and_itself(path: Path) -> None:
     assert re.search("^# Hardware: ", header, re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", [path for path in RECIPES if path.name.startswith("llama3_")], ids=lambda p: p.name)
-def test_the_expected_memory_is_what_the_program_says(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert expected(text) in text
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * ("70b" in path.name), id=f"{path.parent.name}/{path.name}")
+        for path in RECIPES
+    ],
+)
+def test_the_expected_memory_is_what_the_plan_says_and_fits_the_hardware(path: Path) -> None:
+    text, candidate = path.read_text(encoding="utf-8"), candidate_of(path)
+    assert with_memory(text, candidate) == text, "stale: type `python -m docs.generate`"
+    assert candidate.memory is not None
+    if hardware := re.search(r"^# Hardware:.*?(\d+) GB", text, re.MULTILINE):
+        assert candidate.memory.total_bytes < int(hardware[1]) * 1e9

@@ -19,7 +19,7 @@ from indictune.training.plan_picture import draw
 from indictune.training.plan_text import record, shown
 from indictune.training.planned_command import micro_batch_name
 from indictune.training.prepare import task_of_flags
-from indictune.training.ranking import rank
+from indictune.training.ranking import Ranking, rank
 
 _OF_ROWS = ("no-training-rows", "output-dir-missing")  # which a plan does without
 
@@ -32,6 +32,21 @@ def plan_command(argv: Sequence[str]) -> int:
     """
     words = with_flag(argv, "--config")
     words = [f"--model_name_or_path{word[7:]}" if word.partition("=")[0] == "--model" else word for word in words]
+    args, machine, ranking = planned(words)
+    if args.plot is not None:
+        draw(ranking, Path(args.plot))
+    rates = _rates(args, machine)
+    text = json.dumps(record(ranking, rates, words), indent=1) if args.json else shown(ranking, rates, words)
+    print(text if args.json else printable(text))
+    return 0 if ranking.best is not None else 1
+
+
+def planned(words: Sequence[str]) -> tuple[PlanArguments, Machine, Ranking]:
+    """The machine that the words of a plan describe, and its ranking.
+
+    Raises:
+        UserError: all problems of the flags, the recipe and the rows.
+    """
     typed = read_flags(words)
     recipe, task = task_of_flags(words, PlanArguments)
     problems = Problems()
@@ -49,13 +64,7 @@ def plan_command(argv: Sequence[str]) -> int:
     name = micro_batch_name(plan)
     asked = int(recipe.values[name]) if name in typed else None
     with catch_warnings(action="ignore"):  # of libraries, about each other
-        ranking = rank(replace(plan, gpus=machine.of_node), task, machine, "method" not in typed, asked)
-    if args.plot is not None:
-        draw(ranking, Path(args.plot))
-    rates = _rates(args, machine)
-    text = json.dumps(record(ranking, rates, words), indent=1) if args.json else shown(ranking, rates, words)
-    print(text if args.json else printable(text))
-    return 0 if ranking.best is not None else 1
+        return args, machine, rank(replace(plan, gpus=machine.of_node), task, machine, "method" not in typed, asked)
 
 
 def _rates(args: PlanArguments, machine: Machine) -> str:
