@@ -76,10 +76,15 @@ def entity_scores(
     names = list(map(_seqeval_tag, tag_names))
     predicted = [set(get_entities(row)) for row in predicted_tags(predictions, are_read, names)]
     right = [set(get_entities([names[tag] for tag in row])) for row in references]
-    kinds = sorted({kind for row in (*predicted, *right) for kind, *_ in row})
+    kinds = entity_kinds(tag_names)
     hits = [found & given for found, given in zip(predicted, right, strict=True)]
     present, given, both = (_counted(each, kinds) for each in (right, predicted, hits))
     return entities(present, given, both, kinds)
+
+
+def entity_kinds(tag_names: Sequence[str]) -> list[str]:
+    """The kinds of entity that these tags can name, sorted."""
+    return sorted({kind for tag in tag_names for kind, *_ in get_entities([_seqeval_tag(tag)])})
 
 
 def _counted(rows: Sequence[set[tuple[str, int, int]]], kinds: Sequence[str]) -> np.ndarray:

@@ -100,11 +100,16 @@ def flatten_for_trainer(metrics: Mapping[str, Any]) -> dict[str, float]:
     return overall | {language_metric(language): row["macro_f1"] for language, row in per_language} | per_label
 
 
+def without_markup(name: str) -> str:
+    """A language or label in a metric's name. The Trainer's model card would take some characters for markup."""
+    return _MARKUP.sub("_", name)
+
+
 def language_metric(language: str) -> str:
-    """The flat name of a language's macro-F1. The Trainer's model card would take some characters for markup."""
-    return f"macro_f1_{_MARKUP.sub('_', language)}"
+    """The flat name of a language's macro-F1."""
+    return f"macro_f1_{without_markup(language)}"
 
 
 def label_metric(label: str) -> str:
     """The flat name of a label's F1."""
-    return f"f1_{_MARKUP.sub('_', label)}"
+    return f"f1_{without_markup(label)}"

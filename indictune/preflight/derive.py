@@ -16,6 +16,7 @@ from indictune.distributed.launch import for_evaluation, local_world_size_of, ra
 from indictune.distributed.strategy_file import take_values
 from indictune.distributed.strategy_limits import default_optimizer
 from indictune.errors import Problem, Problems, UserError
+from indictune.evaluation.score_names import WORST
 from indictune.models.adapter_base import config_file
 from indictune.models.trained import trained_config
 from indictune.tasks.protocol import Task
@@ -44,10 +45,11 @@ def make_plan(
     plan = take_values(plan)
     given, training = plan.recipe.values, plan.training
     metric = given.get("metric_for_best_model", task.metrics(plan)[0])
-    is_lower_better = metric.removeprefix("eval_") in task.lower_is_better
+    is_lower_better = metric.removeprefix("eval_").removeprefix(WORST).startswith(task.lower_is_better)
     defaults = {
         "metric_for_best_model": metric,
-        "greater_is_better": False if is_lower_better else None,
+        # transformers (5.23) takes every metric that ends with "loss" for one.
+        "greater_is_better": None if is_lower_better == metric.endswith("loss") else not is_lower_better,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
         "tf32": tf32.default(training),
     }

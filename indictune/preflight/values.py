@@ -9,8 +9,13 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from indictune.config.fields import AUTO, check_ranges
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
+from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
-from indictune.tasks.protocol import Task
+from indictune.evaluation.score_names import RATIOS, near_names, score_names
+from indictune.tasks.objective import facts_of
+from indictune.tasks.protocol import Task, Tokens
+
+METRIC = "--metric_for_best_model"
 
 
 def check_values(plan: AnyPlan) -> list[Problem]:
@@ -30,11 +35,32 @@ def check_values(plan: AnyPlan) -> list[Problem]:
 def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse to compare checkpoints by a metric that the task does not have."""
     metric = str(plan.training.metric_for_best_model).removeprefix("eval_")
-    known, prefixes = task.metrics(plan), task.metric_prefixes(plan)
+    known = task.metrics(plan)
+    prefixes = tuple(f"{score}_" for score in (*task.group_scores(plan), *task.label_scores(plan)))
     if metric in known or metric.startswith(prefixes):
         return []
-    expected = " or ".join([*known, *(f"{prefix}<name>" for prefix in prefixes)])
-    return [problem("metric-unknown", "--metric_for_best_model", metric, expected=expected)]
+    near = near_names(metric, [*known, *(f"{prefix}<name>" for prefix in prefixes)])
+    return [problem("metric-unknown", METRIC, metric, near=near)]
+
+
+def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
+    """Refuse a language, script, range of lengths or label that no row has: the first evaluation would fail.
+
+    Args:
+        metric: that `check_metric` knows.
+        tokens: with validation rows.
+    """
+    metric, rows, labels = metric.removeprefix("eval_"), tokens.validation, tokens.labels
+    assert rows is not None
+    starts = tuple(f"{score}_" for score in (*tokens.scores, *(RATIOS if labels else ())))
+    if not metric.startswith(starts):
+        return []
+    origins = tokens.origins.get("validation")
+    scripts = None if origins is None else scripts_of(origins.texts, rows["language"][:])
+    known = score_names(tokens.scores, labels, facts_of(rows, scripts).groups())
+    if metric in known:
+        return []
+    return [problem("metric-of-unseen-language", METRIC, metric, near=near_names(metric, known))]
 
 
 def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Problem]:

@@ -28,7 +28,7 @@ from indictune.data.templates import choose_template
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
-from indictune.evaluation.breakdown import Breakdown, RowFacts, break_down
+from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.console_tables import scores_table
 from indictune.evaluation.sums import answers
 from indictune.models.adapter_base import continues_texts
@@ -37,10 +37,11 @@ from indictune.models.load import Model, load_tokenizer
 from indictune.models.position_limits import positions_of
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
-from indictune.tasks.objective import Batch, Collator, Objective
+from indictune.tasks.objective import Batch, Collator, Objective, facts_of
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
 
 Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
+ANSWER_SCORES = ("loss", "answer_token_accuracy")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
     training_arguments = LlamaTrainingArguments
     head = "ForCausalLM"
     name = "chat"
-    scores = ("loss", "answer_token_accuracy")
+    scores = (*ANSWER_SCORES, "perplexity", "worst_language_loss")
+    lower_is_better = ("loss", "perplexity")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_causal_config(args)
@@ -103,7 +105,10 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         notes = [*rows.splits.notes, *chats.notes]
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
         made = train, validation, test, chats.location, chats.folder, notes, chats.summary
-        return ChatTokens(*made, origins=origins, chats=chats)
+        return ChatTokens(*made, origins=origins, chats=chats, scores=self.group_scores(plan))
+
+    def group_scores(self, plan: Plan) -> tuple[str, ...]:
+        return ANSWER_SCORES
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -194,8 +199,7 @@ class Answers(Objective):
     def breakdown(
         self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
     ) -> Breakdown | None:
-        facts = RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
-        return break_down("answers", facts, answers(*results), lower_is_better=True)
+        return break_down("answers", facts_of(dataset, scripts), answers(*results), lower_is_better=True)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_answers(block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
@@ -15,7 +14,7 @@ from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
 from indictune.data.labels import label_counts
-from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
+from indictune.data.load_rows import Splits, load_splits, load_test_rows
 from indictune.data.long_texts import usual_length
 from indictune.data.mixture import mixture_of
 from indictune.data.row_sources import SPLITS, gives_lists_of_labels, sources_of
@@ -23,8 +22,8 @@ from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
 from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
-from indictune.errors import Problem, Problems, UserError, problem, problems_of
-from indictune.evaluation.metrics import label_metric, language_metric
+from indictune.errors import Problem, Problems, problem, problems_of
+from indictune.evaluation.score_names import RATIOS, WORST
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.classifier import (
     TEMPERATURE,
@@ -48,12 +47,9 @@ logger = logging.getLogger(__name__)
 
 Plan = RunPlan[DataArguments, Args]
 
-ONE_OF_MANY = language_metric(""), label_metric("")
-# Of the modes that are not one label a text, the default first.
-METRICS = {
-    REGRESSION: ("pearson", "loss", "spearman", "mae"),
-    MULTI_LABEL: ("micro_f1", "loss", "macro_f1"),
-}
+# Of the modes that are not one label a text: the scores of each group of rows, the default first.
+METRICS = {REGRESSION: ("pearson", "spearman", "mae"), MULTI_LABEL: ("micro_f1", "precision", "recall", "macro_f1")}
+ONE_OF_MANY = ("macro_f1", "macro_precision", "macro_recall", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     training_arguments = Args
     name = "classification"
     takes_long_texts = True
-    lower_is_better = ("mae", "ece")
+    lower_is_better = ("loss", "mae", "ece")
     head = "ForSequenceClassification"
-    scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1", "ece")
+    scores = (*ONE_OF_MANY, "loss", "worst_language_macro_f1", "ece")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_classifier_config(args)
@@ -103,10 +99,14 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return replace(plan, data=replace(plan.data, problem_type=MULTI_LABEL))
 
     def metrics(self, plan: Plan) -> tuple[str, ...]:
-        return METRICS.get(str(plan.data.problem_type), self.scores)
+        scores = METRICS.get(str(plan.data.problem_type))
+        return (*scores, "loss", f"{WORST}{scores[0]}") if scores else self.scores
 
-    def metric_prefixes(self, plan: Plan) -> tuple[str, ...]:
-        return () if plan.data.problem_type in METRICS else ONE_OF_MANY
+    def group_scores(self, plan: Plan) -> tuple[str, ...]:
+        return METRICS.get(str(plan.data.problem_type), ONE_OF_MANY)
+
+    def label_scores(self, plan: Plan) -> tuple[str, ...]:
+        return () if plan.data.problem_type == REGRESSION else RATIOS
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
@@ -121,7 +121,6 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"), labels)
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
@@ -137,12 +136,13 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
             logger.info("--max_length auto: %d tokens, %s", max_length, _reason(max_length, limit))
         settings = max_length, plan.data.problem_type, plan.data.long_text
-        made = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
-        train, validation, test = (made.get(split) for split in SPLITS)
+        datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
+        train, validation, test = (datasets.get(split) for split in SPLITS)
         assert train is not None
         location, notes = splits.rows["train"].location, splits.notes
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
-        return Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length, origins=origins)
+        made = Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length, origins=origins)
+        return replace(made, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -196,19 +196,3 @@ def _reason(max_length: int, positions: int | None) -> str:
     if max_length == positions:
         return "all that the model has positions for"
     return "the 99th percentile of the training rows"
-
-
-def check_metric(metric: str, validation: Rows | None, labels: Sequence[str] = ()) -> None:
-    """Refuse to compare checkpoints by a language or label that no row has: the first evaluation would fail.
-
-    Raises:
-        UserError: `metric-of-unseen-language`.
-    """
-    name = metric.removeprefix("eval_")
-    if validation is None or not name.startswith(ONE_OF_MANY):
-        return  # `preflight.values` refuses a metric that does not exist
-    languages = sorted(validation.table["language"].unique().to_pylist())
-    known = [*map(language_metric, languages), *map(label_metric, labels)]
-    if name not in known:
-        details = {"source": validation.source, "known": " or ".join(known)}
-        raise UserError("metric-of-unseen-language", "--metric_for_best_model", name, **details)

@@ -13,12 +13,17 @@ from datasets import Dataset
 from torch import nn
 
 from indictune.data.collation import Row
-from indictune.evaluation.breakdown import Breakdown
+from indictune.evaluation.breakdown import Breakdown, RowFacts
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 
 Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]
+
+
+def facts_of(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
+    """Of whom the rows of an evaluation are."""
+    return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
 
 class Objective(ABC):
@@ -59,7 +64,7 @@ class Objective(ABC):
         """Scores for whom, for `evaluation.json`, after `score` of the same rows; None for a task without them.
 
         Args:
-            results: of `measure`, with `keeps_scores`, in the dataset's order.
+            results: of `measure`, in the dataset's order; without `keeps_scores`, nothing says how sure the model is.
             scripts: of each row, as of `scripts_of`; None if unknown.
         """
         return None

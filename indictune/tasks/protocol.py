@@ -73,6 +73,8 @@ class Tokens:
         notes: for the user.
         summary: a table for the user, or empty.
         max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
+        scores: `group_scores` of the task.
+        labels: that have scores of their own: labels, or kinds of entity.
     """
 
     train: Dataset
@@ -84,6 +86,8 @@ class Tokens:
     summary: str = ""
     max_length: int | None = None
     origins: Mapping[str, Origins] = field(default_factory=dict)
+    scores: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
@@ -100,7 +104,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         training_arguments: dataclass of the training's flags.
         name: as `indictune prepare --task` takes it.
         scores: metrics that can compare checkpoints, the default first.
-        lower_is_better: metrics, apart from losses, of which the lowest is the best.
+        lower_is_better: beginnings of metrics of which the lowest is the best.
         takes_long_texts: whether `--long_text` and `--max_length auto` have a meaning.
         head: end of the class names of its models, such as `ForTokenClassification`.
     """
@@ -108,7 +112,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     model_arguments: type[ModelArguments] = ModelArguments
     data_arguments: type[Data]
     training_arguments: type[Training]
-    lower_is_better: tuple[str, ...] = ()
+    lower_is_better: tuple[str, ...] = ("loss",)
     takes_long_texts: bool = False
     name: str
     scores: tuple[str, ...]
@@ -139,8 +143,12 @@ class Task(ABC, Generic[Rows, Data, Training]):
         """The metrics that can compare the checkpoints of this run."""
         return self.scores
 
-    def metric_prefixes(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
-        """The prefixes of metrics of one language or label."""
+    def group_scores(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
+        """The scores that each language, script and range of lengths has, the main one first. By default none."""
+        return ()
+
+    def label_scores(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
+        """The scores that each label has. By default none."""
         return ()
 
     @abstractmethod

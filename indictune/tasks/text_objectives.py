@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.evaluation.breakdown import Breakdown, Group, RowFacts, break_down
+from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.calibration import (
     calibration_of,
     expected_calibration_error,
@@ -32,7 +32,7 @@ from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
-from indictune.tasks.objective import Batch, Collator, Objective
+from indictune.tasks.objective import Batch, Collator, Objective, facts_of
 
 MAX_SCORES = 20  # labels of a row in predictions.jsonl, the likeliest
 _DIGITS = 6  # of their scores
@@ -80,11 +80,6 @@ class TextObjective(Objective):
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
-
-
-def facts_of(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
-    """Of whom the rows of an evaluation are."""
-    return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
 
 def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +143,8 @@ class SingleLabel(TextObjective):
         def group(rows: np.ndarray) -> Group:
             return group_of_confusion(Confusion.of_rows(references[rows], predicted[rows], len(names)), names)
 
-        calibration = calibration_of(logs, predicted == references, self.temperature)
+        is_right = predicted == references
+        calibration = calibration_of(logs, is_right, self.temperature) if logs.ndim == 2 else None  # not in training
         return break_down("single_label", facts_of(dataset, scripts), group, names, calibration)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:

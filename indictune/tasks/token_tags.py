@@ -17,8 +17,8 @@ from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.entities import entity_metrics, entity_scores, predicted_tags
 from indictune.models.classifier import class_names
 from indictune.tasks.loss import ExactLoss
-from indictune.tasks.objective import Batch
-from indictune.tasks.text_objectives import TextObjective, facts_of
+from indictune.tasks.objective import Batch, facts_of
+from indictune.tasks.text_objectives import TextObjective
 
 
 class TokenTags(TextObjective):

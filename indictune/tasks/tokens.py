@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,8 @@ from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split
 from indictune.data.tokenisation import check_lengths
 from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
+from indictune.evaluation.entities import entity_kinds
+from indictune.evaluation.score_names import RATIOS
 from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
@@ -25,6 +27,7 @@ from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, Test
 from indictune.tasks.token_tags import TokenTags
 
 Plan = RunPlan[DataArguments, Args]
+ENTITY_SCORES = ("f1", "precision", "recall")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     head = "ForTokenClassification"
     name = "tokens"
-    scores = ("f1", "loss", "precision", "recall")
+    scores = (*ENTITY_SCORES, "loss", "worst_language_f1")
     data_arguments = DataArguments
     training_arguments = Args
 
@@ -80,7 +83,14 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         notes = check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
-        return Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins)
+        tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins)
+        return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
+
+    def group_scores(self, plan: Plan) -> tuple[str, ...]:
+        return ENTITY_SCORES
+
+    def label_scores(self, plan: Plan) -> tuple[str, ...]:
+        return RATIOS
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)

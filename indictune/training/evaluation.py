@@ -18,6 +18,7 @@ from transformers.trainer_utils import speed_metrics
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
 from indictune.distributed.context_rows import summed
+from indictune.evaluation.score_names import named_scores
 from indictune.progress import OWN_PROGRESS
 from indictune.training.task_trainer import TaskTrainer
 
@@ -36,6 +37,8 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     trainer.detailed_metrics[prefix] = detailed
     trainer.measured = results if trainer.objective.keeps_scores else None
     flat = trainer.objective.flatten(detailed)
+    if trainer.is_in_train and (asked := asked_metric(trainer)) not in flat:
+        flat |= _score_of_some(trainer, dataset, results, asked)
     metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
     at_once = trainer.args.eval_batch_size * trainer.launch.data_size
     metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
@@ -47,6 +50,19 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     return metrics
 
 
+def asked_metric(trainer: TaskTrainer) -> str:
+    """The metric that compares checkpoints, as an objective names it."""
+    return str(trainer.args.metric_for_best_model).removeprefix("eval_")
+
+
+def _score_of_some(
+    trainer: TaskTrainer, dataset: Dataset, results: Sequence[np.ndarray], name: str
+) -> dict[str, float]:
+    """The score of a language, script, range of lengths or label, by its name."""
+    found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
+    return {each: score for each, score in named_scores(found).items() if each == name} if found else {}
+
+
 def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
     """The loss, and the metric that compares checkpoints: if that is the loss too, the first other one.
 
@@ -54,7 +70,7 @@ def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
         trainer: in training.
         metrics: of its validation rows, without a prefix, the main ones first.
     """
-    asked = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    asked = asked_metric(trainer)
     names = ["loss", *([asked] if asked != "loss" else [name for name in metrics if name != "loss"][:1])]
     listed = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
     return f"step {trainer.state.global_step} of {trainer.state.max_steps}: validation {listed}"

@@ -39,6 +39,7 @@ from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.derive import checked_accumulation
 from indictune.preflight.schedule import check_evaluations
+from indictune.preflight.values import check_metric_of_rows
 from indictune.run import Run
 from indictune.tasks.protocol import Rows, Task, Tokens
 from indictune.training.rank_consistency import values_of_node, values_of_rows
@@ -110,7 +111,9 @@ def start(
     Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
-    if not has_validation:
+    if has_validation:
+        Problems(check_metric_of_rows(str(plan.training.metric_for_best_model), tokens)).raise_any()
+    else:
         Problems(check_evaluations(plan, has_validation)).raise_any()
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])

@@ -22,11 +22,13 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
+from indictune.data.languages import scripts_of
 from indictune.distributed import node_disks
 from indictune.distributed.context_rows import own_tokens
 from indictune.distributed.pipeline.engine import Pipeline
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
+from indictune.tasks.protocol import Origins
 from indictune.training.bad_steps import BadSteps
 from indictune.training.collective_flags import CollectiveFlags
 from indictune.training.nonfinite import NonFinite
@@ -53,6 +55,7 @@ class TaskTrainer(Trainer):
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
     has_begun = False  # the training
+    validation_origins: Origins | None = None
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
 
     def unlogged(self) -> dict[str, Any]:
@@ -83,6 +86,13 @@ class TaskTrainer(Trainer):
     def validation_digest(self) -> str | None:
         """Digest of the validation rows, or None."""
         return None if self.eval_dataset is None else validation_digest(self.eval_dataset)
+
+    @cached_property
+    def validation_scripts(self) -> list[str] | None:
+        """Of each validation row, as of `scripts_of`; None if unknown."""
+        if self.eval_dataset is None or self.validation_origins is None:
+            return None
+        return scripts_of(self.validation_origins.texts, self.eval_dataset["language"][:])
 
     def look_for_stop(self, what: str, at_once: bool = False) -> None:
         """Stop if a rank was asked to in the previous call, unless that would lose the step. So no rank waits.

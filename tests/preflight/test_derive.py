@@ -45,7 +45,10 @@ def test_another_accumulation_is_refused() -> None:
     assert codes(problems) == [("accumulation-is-derived", "--gradient_accumulation_steps")]
 
 
-@pytest.mark.parametrize(("metric", "greater"), [("ece", False), ("eval_ece", False), ("f1_positive", None)])
+@pytest.mark.parametrize(
+    ("metric", "greater"),
+    [("ece", False), ("eval_ece", False), ("f1_positive", None), ("f1_loss", True), ("loss", None)],
+)
 def test_the_lowest_calibration_error_is_the_best(metric: str, greater: bool | None) -> None:
     plan, problems = made("--metric_for_best_model", metric)
     assert problems == []

@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import XLNetConfig, XLNetForSequenceClassification
 
 from indictune.config.arguments import SentimentTrainingArguments
+from indictune.tasks.protocol import Origins
 from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.classifier_trainer import IndicTrainer
 from tests.models.test_unpadded import classifier
@@ -50,3 +51,28 @@ def test_a_model_that_reads_the_last_place_is_padded_before_it(tmp_path: Path) -
     trainer = IndicTrainer(model, evaluating(tmp_path), None, None, tokenizer, SingleLabel(model.config, tokenizer))
     rows = [{"input_ids": np.arange(3, 3 + length), "labels": 0, "row": 0} for length in (3, 1)]
     assert trainer.objective.collator(evaluating=True)(rows)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_checkpoints_are_compared_by_the_rows_of_a_script_alone(tmp_path: Path) -> None:
+    """All romanised rows have the label that the model learns, and no other row has it."""
+    tokenizer, model = words_tokenizer(), classifier("bert")
+    ids = [[number % 50 + 5, 7, 9] for number in range(12)]
+    romanised = [number % 3 == 0 for number in range(12)]
+    rows = {"input_ids": ids, "labels": [int(each) for each in romanised], "length": [3] * 12, "language": ["hi"] * 12}
+    train = Dataset.from_dict({**rows, "labels": [1] * 12})
+    given = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "max_steps": 6,
+        "metric_for_best_model": "macro_recall_romanised",
+    }
+    args = evaluating(tmp_path, **given, save_strategy="no", learning_rate=0.05, global_batch_size=12, bf16=False)
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = 12, 1
+    objective = SingleLabel(model.config, tokenizer)
+    trainer = IndicTrainer(model, args, train, Dataset.from_dict(rows), tokenizer, objective)
+    trainer.validation_origins = Origins(str, ["accha" if each else "अच्छा" for each in romanised])
+    trainer.train()
+    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluated[-1]["eval_macro_recall_romanised"] == 1
+    assert trainer.state.best_metric == 1
+    assert evaluated[-1]["eval_accuracy"] == pytest.approx(4 / 12)

@@ -1,0 +1,57 @@
+"""Names of the scores in a breakdown, as `--metric_for_best_model` takes them: `macro_f1_hi`, `recall_negative`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+from indictune.evaluation.breakdown import Breakdown
+from indictune.evaluation.metrics import without_markup
+
+RATIOS = ("precision", "recall", "f1")  # of each label
+WORST = "worst_language_"
+
+
+def score_names(
+    scores: Sequence[str], labels: Iterable[str], groups: Mapping[str, Iterable[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Where the score of each name stands: a path for `score_at`.
+
+    Args:
+        scores: of a group of rows, the main one first.
+        labels: of the model, or kinds of entity.
+        groups: `language`, `script` and `length` -> values.
+    """
+    found: dict[str, tuple[str, ...]] = {name: ("overall", name) for name in scores}
+    found[f"{WORST}{scores[0]}"] = ("worst",)
+    found |= {f"{ratio}_{without_markup(label)}": ("label", label, ratio) for label in labels for ratio in RATIOS}
+    for what, values in groups.items():
+        for value in values:
+            shown = f"length_{value.replace(' ', '_')}" if what == "length" else without_markup(value)
+            found |= {f"{name}_{shown}": ("by", what, value, name) for name in scores}
+    return found
+
+
+def named_scores(found: Breakdown) -> dict[str, float]:
+    """Every score of a breakdown by its name."""
+    overall = found.overall
+    paths = score_names(list(overall.scores), overall.per_label, found.by)
+    return {name: _score_at(found, path) for name, path in paths.items()}
+
+
+def _score_at(found: Breakdown, path: tuple[str, ...]) -> float:
+    match path:
+        case ("overall", name):
+            return found.overall.scores[name].value
+        case ("label", label, ratio):
+            value: float = getattr(found.overall.per_label[label], ratio).value
+            return value
+        case ("by", what, group, name):
+            return found.by[what][group].scores[name].value
+    return found.by["language"][found.worst_language].scores[found.score].value
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """The known names that are most like a name, the most like first."""
+    names = list(known)
+    return ", ".join(difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:5])
