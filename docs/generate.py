@@ -20,6 +20,7 @@ from indictune.config.command_arguments import (
     CheckpointArguments,
     DoctorArguments,
     EvaluateArguments,
+    ExportArguments,
     InspectArguments,
     MergeArguments,
     ParityArguments,
@@ -50,6 +51,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": PredictArguments,
     "chat": TalkArguments,
     "merge": MergeArguments,
+    "export": ExportArguments,
     "push": PushArguments,
     "checkpoint": CheckpointArguments,
 }

@@ -39,6 +39,8 @@ verbs:
               FOLDER [--temperature T] [--max_new_tokens N]
   merge       make an adapter and its base one model
               ADAPTER --output_dir D [--dtype T]
+  export      write a model for ONNX Runtime or llama.cpp
+              DIR [--format onnx|gguf] [--output_dir D] [--int8 true]
   push        upload a finished model with its card to the Hub
               DIR REPO_ID [--private true] [--revision R] [--create_pr true]
   checkpoint  list and verify a run's checkpoints, or make one a plain model
@@ -57,7 +59,9 @@ _MEANT = {
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
     **dict.fromkeys(("upload", "publish", "push_to_hub"), "push"),
-    **dict.fromkeys(("export", "merge_lora", "merge-lora"), "merge"),
+    **dict.fromkeys(("merge_lora", "merge-lora"), "merge"),
+    **dict.fromkeys(("onnx", "convert"), "export"),
+    **dict.fromkeys(("gguf",), "export ... --format gguf"),
     **dict.fromkeys(("init", "new", "examples", "configs", "quickstart"), "recipes"),
     **dict.fromkeys(("resume",), "train ... --resume_from_checkpoint auto"),
 }
@@ -199,6 +203,16 @@ def merge(argv: Sequence[str]) -> int:
     return _until_stopped(merge_with_card, argv)
 
 
+def export(argv: Sequence[str]) -> int:
+    """Write a model for another runtime."""
+    import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.export.command import export_command
+    from indictune.supervise.logs import log_to_console
+
+    log_to_console()
+    return _until_stopped(export_command, argv)
+
+
 def push(argv: Sequence[str]) -> int:
     """Upload a finished model to the Hub."""
     from indictune.hub.push_command import push_command
@@ -219,7 +233,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
     for each in (
         *(train, recipes, prepare, inspect, plan, doctor, parity),
-        *(evaluate, predict, chat, merge, push, checkpoint),
+        *(evaluate, predict, chat, merge, export, push, checkpoint),
     )
 }
 

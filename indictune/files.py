@@ -24,6 +24,7 @@ RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 BASELINE = "baseline.json"
+EXPORTED = "export.json"  # in a folder of `indictune export`: its format, and how it agrees with the model
 REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"

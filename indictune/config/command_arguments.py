@@ -177,6 +177,31 @@ class MergeArguments(Checked):
 
 
 @dataclass
+class ExportArguments(Checked):
+    """Which finished model is written for which other runtime."""
+
+    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    format: Literal["onnx", "gguf"] = flag(
+        "onnx", "`onnx`: a classifier for ONNX Runtime. `gguf`: a language model for llama.cpp."
+    )
+    output_dir: str = flag("", "Gets the exported model. Must not exist, or be empty. Default: MODEL/<format>.")
+    int8: bool = flag(False, "Store the weights in 8 bit: q8_0 in GGUF.")
+    input_file: str | None = flag(
+        None, "Texts on which an ONNX model is compared with the model. Default: 1,000 built-in tweets."
+    )
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no model."""
+        yield from super().check()
+        if not self.model:
+            yield problem("predict-needs-model", "--model", way_out="Use: indictune export FOLDER")
+        if self.format == "gguf" and self.input_file is not None:
+            yield problem("no-effect", "--input_file", self.input_file, other="--format gguf")
+
+
+@dataclass
 class PushArguments(Checked):
     """Which finished model goes to which repository of the Hub."""
 

@@ -91,6 +91,7 @@ def _head(facts: Facts) -> dict[str, Any]:
         "labels": _listed(facts.labels),
         "languages": _listed(facts.languages),
         "reading": facts.config.get(KEY),
+        "exported": facts.exported,
     }
 
 

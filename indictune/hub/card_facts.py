@@ -19,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import Breakdown, read_breakdowns
-from indictune.files import BASELINE, METRICS, RECIPE, REST
+from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
 from indictune.models.adapter_base import base_of, config_file, continues_texts
@@ -68,6 +68,11 @@ class Facts:
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter, not a whole model."""
         return (self.folder / ADAPTER_CONFIG).is_file()
+
+    @cached_property
+    def exported(self) -> dict[str, Any]:
+        """What `indictune export` recorded; empty for a model that transformers reads."""
+        return _json(self.folder / EXPORTED)
 
     @cached_property
     def base(self) -> str | None:

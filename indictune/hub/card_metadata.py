@@ -34,7 +34,7 @@ def metadata_of(facts: Facts) -> ModelCardData:
         base_model=facts.base,
         datasets=[facts.dataset] if facts.dataset else None,
         pipeline_tag=task,
-        library_name="peft" if facts.is_adapter else "transformers",
+        library_name=facts.exported.get("format") or ("peft" if facts.is_adapter else "transformers"),
         tags=["indictune", *(["sft"] if task == "text-generation" else []), *(["lora"] if facts.is_adapter else [])],
         metrics=sorted({each.metric_type for each in results}) or None,
         model_name=re.sub(r"[^\w.-]", "-", facts.model.rpartition("/")[2]),

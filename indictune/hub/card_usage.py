@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from indictune.hub.card_facts import Facts
 from indictune.hub.public_text import Verbatim, fenced
@@ -37,6 +38,20 @@ messages = [{{"role": "user", "content": {text}}}]
 print(answer(messages, max_new_tokens=64)[0]["generated_text"][-1]["content"])
 """
 
+_ONNX = """\
+import onnxruntime
+from transformers import AutoConfig, AutoTokenizer
+
+MODEL = {model}
+config, tokenizer = AutoConfig.from_pretrained(MODEL), AutoTokenizer.from_pretrained(MODEL)
+session = onnxruntime.InferenceSession(f"{{MODEL}}/model.onnx")
+batch = tokenizer([{text}], truncation=True, padding=True, return_tensors="np")
+(logits,) = session.run(["logits"], dict(batch))
+print({result})
+"""
+
+_EXPORTED = {"onnx": (_ONNX, "python"), "gguf": ("llama-cli --model {file} --conversation", "bash")}
+
 # An adapter on a base that is not on the Hub: only its folder says where the base is.
 _LOADED = """\
 import indictune
@@ -54,14 +69,17 @@ def usage_of(facts: Facts) -> Verbatim | None:
         return None
     words = {"model": _quoted(facts.model), "base": _quoted(facts.base or ""), "text": _quoted(_TEXT), "task": task}
     words["more"] = _settings(facts)
-    form = _PIPELINE
-    if facts.is_adapter and facts.base is None:
+    words |= {"result": _result(facts), "file": shlex.quote(f"{facts.model}/model.gguf")}
+    form, language = _PIPELINE, "python"
+    if facts.exported:
+        form, language = _EXPORTED[str(facts.exported["format"])]
+    elif facts.is_adapter and facts.base is None:
         form = _LOADED
     elif task == "text-generation":
         form = _CHAT
     elif facts.is_adapter:
         form = _ON_A_BASE
-    return fenced(form.format(**words).rstrip(), "python")
+    return fenced(form.format(**words).rstrip(), language)
 
 
 def _settings(facts: Facts) -> str:
@@ -70,6 +88,16 @@ def _settings(facts: Facts) -> str:
         return ""
     kinds = {"regression": ', function_to_apply="none"', "multi_label_classification": ", top_k=None"}
     return ", truncation=True" + kinds.get(str(facts.config.get("problem_type")), "")
+
+
+def _result(facts: Facts) -> str:
+    """What a program shows of logits: the label, where there is one."""
+    is_single = facts.config.get("problem_type") in (None, "single_label_classification")
+    return (
+        "config.id2label[logits[0].argmax()]"
+        if is_single and facts.pipeline_tag == "text-classification"
+        else "logits"
+    )
 
 
 def _quoted(text: str) -> str:

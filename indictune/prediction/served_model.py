@@ -120,7 +120,7 @@ def classifier_config(model: ModelArguments) -> PreTrainedConfig:
         UserError: the folder holds no model, an unfinished run, or a model of another task.
     """
     folder = Path(model.model_name_or_path)
-    _check_finished(folder)
+    check_finished(folder)
     config = trained_config(model)
     architectures = config.architectures or []
     if not any(name.endswith(_HEAD) for name in architectures):
@@ -130,7 +130,7 @@ def classifier_config(model: ModelArguments) -> PreTrainedConfig:
     return config
 
 
-def _check_finished(folder: Path) -> None:
+def check_finished(folder: Path) -> None:
     """Refuse a run that has not ended: its model may be missing, or that of an earlier run.
 
     Raises:

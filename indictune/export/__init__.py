@@ -1,0 +1,1 @@
+"""Write a finished model for other runtimes: ONNX Runtime and llama.cpp."""
