@@ -22,8 +22,14 @@ from indictune.errors import Problems, UserError, problem
 DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
 _BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES_A_SECOND = {"Mb": 1e6 / 8, "Gb": 1e9 / 8, "MB": 1e6, "GB": 1e9}
-# The PCIe of the GPUs that NVIDIA sells with each NVLink.
-_PCIE_BESIDE = {"nvlink5": "pcie5", "nvlink4": "pcie5", "nvlink3": "pcie4", "nvlink2": "pcie3"}
+# The PCIe of the GPUs that are sold with each faster link.
+_PCIE_BESIDE = {
+    "nvlink5": "pcie5",
+    "nvlink4": "pcie5",
+    "nvlink3": "pcie4",
+    "nvlink2": "pcie3",
+    "infinity_fabric": "pcie5",
+}
 
 
 def asked_machine(args: PlanArguments) -> Machine:
@@ -100,7 +106,7 @@ def _link(asked: str | None, gpu: str) -> str | None:
     own, known = str(known_gpus()[gpu]["link"]), known_links()
     if asked == "pcie":
         return _PCIE_BESIDE.get(own, own)
-    if asked == "nvlink" and own in _PCIE_BESIDE:
+    if asked == "nvlink" and own.startswith(asked):
         return own
     if asked is None or asked in known:
         return asked

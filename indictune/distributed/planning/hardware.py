@@ -17,14 +17,14 @@ def _figures() -> dict[str, Any]:
 
 
 def known_gpus() -> dict[str, dict[str, Any]]:
-    """Name -> `memory_gb`, `tflops`, `link` and `source`."""
+    """Name -> `memory_gb`, `tflops` and `link`."""
     return dict(_figures()["gpus"])
 
 
 def gpu_of_device(device: str) -> str | None:
     """The longest known name in a device's, such as `l40s` in `NVIDIA L40S`; None if there is none."""
     name = re.sub(r"[^a-z0-9]", "", device.lower())
-    return max((each for each in known_gpus() if each in name), key=len, default=None)
+    return max((each for each in known_gpus() if each.replace("_", "") in name), key=len, default=None)
 
 
 def known_links() -> dict[str, float]:

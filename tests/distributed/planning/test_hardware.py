@@ -1,0 +1,44 @@
+"""The GPUs that a plan and the doctor know."""
+
+from __future__ import annotations
+
+import pytest
+
+from indictune.config.command_arguments import PlanArguments
+from indictune.distributed.planning.asked_machine import asked_machine
+from indictune.distributed.planning.hardware import gpu_of_device, known_gpus, known_links
+from indictune.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100_pcie"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Quadro P2000", None),
+    ],
+)
+def test_a_device_has_the_figures_of_its_own_data_sheet(device: str, name: str | None) -> None:
+    assert gpu_of_device(device) == name
+
+
+def test_every_gpu_has_a_known_link() -> None:
+    assert {str(each["link"]) for each in known_gpus().values()} <= known_links().keys()
+
+
+@pytest.mark.parametrize(("gpu", "link"), [("mi300x", 64e9), ("h100", 64e9), ("a100", 32e9), ("a10", 32e9)])
+def test_pcie_is_that_of_the_gpu(gpu: str, link: float) -> None:
+    assert asked_machine(PlanArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
+
+
+def test_only_nvidia_has_nvlink() -> None:
+    with pytest.raises(UserError, match="plan-interconnect"):
+        asked_machine(PlanArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))
