@@ -12,6 +12,7 @@ from indictune.config.plan import AnyPlan, Axes, Launch, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.distributed.planning.hardware import Machine, machine_of
 from indictune.distributed.planning.memory import Memory, RankMemory
+from indictune.distributed.planning.micro_batches import RowLengths
 from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.planning.step_time import Step, estimate_step
 from indictune.errors import Problems
@@ -115,4 +116,5 @@ def estimate(job: Job, launch: Launch, machine: Machine) -> tuple[Memory, Step]:
     most = max(1, TOKENS_AT_ONCE * launch.axes.context // job.length)
     micro_batches = min(rows, 32) if launch.axes.pipeline > 1 else -(-rows // most)
     tokens = rows * job.length // micro_batches // launch.axes.context
-    return memory.at(tokens, micro_batches), estimate_step(memory, job.weights, machine, job.length, micro_batches)
+    lengths = RowLengths(job.length, job.length, job.length)
+    return memory.at(tokens, micro_batches), estimate_step(memory, job.weights, machine, lengths, micro_batches)

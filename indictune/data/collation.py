@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 
@@ -20,6 +21,14 @@ Row = dict[str, Any]
 def lengths_of(dataset: Dataset) -> torch.Tensor:
     """Tokens of each row, int64 [rows]."""
     return torch.from_numpy(dataset.with_format("arrow")[:]["length"].to_numpy().astype(np.int64))
+
+
+def text_lengths(dataset: Dataset) -> torch.Tensor:
+    """Tokens of each text or window, int64 [texts]. A packed row has several."""
+    if "seq_lengths" not in dataset.column_names:
+        return lengths_of(dataset)
+    texts = pc.list_flatten(dataset.with_format("arrow")[:]["seq_lengths"])
+    return torch.from_numpy(texts.to_numpy().astype(np.int64))
 
 
 class ListColumn:

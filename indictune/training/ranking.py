@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
-from indictune.data.collation import lengths_of
+from indictune.data.collation import lengths_of, text_lengths
 from indictune.distributed.planning.candidates import Candidate, candidates
 from indictune.distributed.planning.hardware import Machine
 from indictune.distributed.planning.micro_batches import RowLengths, unknown_lengths
@@ -20,7 +20,8 @@ from indictune.models.parameter_counts import meta_model
 from indictune.models.position_limits import check_max_length
 from indictune.tasks.protocol import Task
 
-_SOURCES = ("train_file", "train_files", "dataset_name")
+# Flags that name rows.
+SOURCES = ("train_file", "train_files", "dataset_name")
 _METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 
 
@@ -92,7 +93,7 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
     config = plan.model_config
     assert config is not None
     problems = Problems(problems_of(check_max_length, config, plan.data.max_length))
-    if not any(plan.configuration.get(name) for name in _SOURCES):
+    if not any(plan.configuration.get(name) for name in SOURCES):
         problems.raise_any()
         return plan, unknown_lengths(plan), None
     inputs = task.open(cast(Any, plan), problems)
@@ -100,8 +101,9 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
     problems.raise_any()
     tokens = task.tokenise(cast(Any, plan), rows)
     plan = plan.with_max_length(tokens.max_length)
-    tokens_of_rows = lengths_of(tokens.train)
-    lengths = RowLengths(float(tokens_of_rows.double().mean()), int(tokens_of_rows.max()), len(tokens.train))
+    of_rows, of_texts = lengths_of(tokens.train).double(), text_lengths(tokens.train).double()
+    attended = float(of_texts.square().sum() / of_texts.sum())
+    lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
     if plan.configuration.get("active_vocabulary") is None or plan.model.method != "full":
         return plan, lengths, None
     own = meta_model(plan.model, config, plan.head).own

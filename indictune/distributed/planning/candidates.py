@@ -165,13 +165,12 @@ class _Search:
         return replace(best, largest=max(fitting, key=lambda each: each.tokens).micro_batch)
 
     def _measured(self, name: str, memory: RankMemory, batch: MicroBatch) -> Candidate:
-        machine, plan = self.machine, memory.plan
-        needed, mean = memory.at(batch.tokens, batch.count), self.lengths.mean
-        step = estimate_step(memory, self.weights, machine, mean, batch.count)
+        machine, plan, needed = self.machine, memory.plan, memory.at(batch.tokens, batch.count)
+        step = estimate_step(memory, self.weights, machine, self.lengths, batch.count)
         node = node_memory(memory, machine.of_node)
         fits = needed.total_bytes <= machine.memory_bytes
         fits &= not machine.host_bytes or node.needed <= machine.host_bytes
-        flops = model_flops_of_step(plan, self.weights, mean)
+        flops = model_flops_of_step(plan, self.weights, self.lengths)
         return Candidate(
             *(name, plan.launch, plan.model.method),
             micro_batch=batch,

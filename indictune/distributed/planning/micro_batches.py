@@ -15,11 +15,13 @@ class RowLengths:
     Attributes:
         mean: tokens of a row.
         longest: tokens of one.
+        attended: tokens that a token attends to, on average: those of its text. Rows that are packed have several.
         rows: of an epoch; 0 for unknown.
     """
 
     mean: float
     longest: int
+    attended: float
     rows: int = 0
 
 
@@ -40,7 +42,7 @@ class MicroBatch:
 
 def unknown_lengths(plan: AnyPlan) -> RowLengths:
     """Of rows that are not read: each has `--max_length` tokens."""
-    return RowLengths(plan.sequence_limit, plan.sequence_limit)
+    return RowLengths(plan.sequence_limit, plan.sequence_limit, plan.sequence_limit)
 
 
 def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) -> list[MicroBatch]:

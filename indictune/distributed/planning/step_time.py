@@ -21,6 +21,7 @@ from indictune.distributed.planning import sent_bytes as sent
 from indictune.distributed.planning.hardware import Machine, assumed, known_links
 from indictune.distributed.planning.kept_bytes import FP32, NF4_BYTES
 from indictune.distributed.planning.memory import RankMemory
+from indictune.distributed.planning.micro_batches import RowLengths
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.distributed.planning.sent_bytes import Sizes, Split
 from indictune.distributed.planning.widths import widths_of
@@ -80,7 +81,7 @@ def sums_of(plan: AnyPlan) -> int:
 
 
 def estimate_step(
-    memory: RankMemory, weights: ModelWeights, machine: Machine, row_tokens: float, micro_batches: int
+    memory: RankMemory, weights: ModelWeights, machine: Machine, lengths: RowLengths, micro_batches: int
 ) -> Step:
     """The time of a step.
 
@@ -88,12 +89,12 @@ def estimate_step(
         memory: of the run, which has its plan and the weights of its ranks.
         weights: of the whole model.
         machine: that it runs on.
-        row_tokens: mean of the training rows.
+        lengths: of the training rows.
         micro_batches: of a step.
     """
     plan, sizes, types = memory.plan, sizes_of(memory.plan.launch), memory.types
     widths, value = widths_of(memory.config), types.computed
-    tokens = plan.training.global_batch_size * row_tokens
+    tokens = plan.training.global_batch_size * lengths.mean
     at_once = tokens / sizes.data / micro_batches
     own = at_once / sizes.context
     inner = sizes.tensor * sizes.context
@@ -103,7 +104,7 @@ def estimate_step(
     chunks = chunks_of(plan.training.pipeline_schedule)
     passed = micro_batches * sent.passed_on(widths, sizes, own, value, chunks)
     data = _data_bytes(heaviest, memory, sizes, micro_batches)
-    flops = flops_of_step(plan, weights, row_tokens)
+    flops = flops_of_step(plan, weights, lengths)
     return Step(
         flops / sizes.world / (assumed("achieved") * machine.flops),
         sum(size / machine.link(*ring) for size, ring in zip(data, _rings(sizes), strict=True)),
@@ -117,23 +118,23 @@ def estimate_step(
     )
 
 
-def flops_of_step(plan: AnyPlan, weights: ModelWeights, row_tokens: float) -> float:
+def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths) -> float:
     """Of a step, as it is computed: with checkpointing, a second forward pass is added to those of the model."""
-    return _flops(plan, weights, row_tokens, 3 if _recomputes(plan) else 2)
+    return _flops(plan, weights, lengths, 3 if _recomputes(plan) else 2)
 
 
-def model_flops_of_step(plan: AnyPlan, weights: ModelWeights, row_tokens: float) -> float:
+def model_flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths) -> float:
     """Of a step, as the model needs them: 2 for each parameter and token forward, 2 for the gradients of activations
     and 2 for those of trained weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens
     x length x hidden each (Narayanan et al. 2021, appendix)."""
-    return _flops(plan, weights, row_tokens, 2)
+    return _flops(plan, weights, lengths, 2)
 
 
-def _flops(plan: AnyPlan, weights: ModelWeights, row_tokens: float, passes: int) -> float:
+def _flops(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, passes: int) -> float:
     assert plan.model_config is not None
     widths = widths_of(plan.model_config)
-    tokens = plan.training.global_batch_size * row_tokens
-    attention = 4 * widths.layers * widths.hidden * row_tokens * tokens
+    tokens = plan.training.global_batch_size * lengths.mean
+    attention = 4 * widths.layers * widths.hidden * lengths.attended * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
     return passes * products + of_trained + (passes + 1) * attention
 

@@ -138,14 +138,14 @@ def test_every_process_reads_an_encoder() -> None:
 
 def test_tokens_of_a_device_are_doubled_up_to_all_rows() -> None:
     plan = replace(planned(max_tokens_per_device=999), launch=Launch("ddp", 8, 8))
-    lengths = RowLengths(mean=50, longest=120, rows=1000)
+    lengths = RowLengths(mean=50, longest=120, attended=60, rows=1000)
     assert micro_batches(plan, lengths) == [MicroBatch(2, 120, 4), MicroBatch(4, 240, 2), MicroBatch(8, 480, 1)]
     assert micro_batches(plan, lengths, asked=300) == [MicroBatch(4, 300, 2)]
 
 
 def test_context_groups_share_the_tokens_of_a_row() -> None:
     plan = replace(planned(), launch=Launch("fsdp2_cp", 8, 8, axes=Axes(context=4, is_sharded=True)))
-    assert micro_batches(plan, RowLengths(100, 100))[0] == MicroBatch(1, 25, 32)
+    assert micro_batches(plan, RowLengths(100, 100, 100))[0] == MicroBatch(1, 25, 32)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from benchmarks.axes_worth import tables
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.pipeline.schedule import bubble
 from indictune.distributed.planning.memory import RankMemory
+from indictune.distributed.planning.micro_batches import RowLengths
 from indictune.distributed.planning.sent_bytes import (
     Sizes,
     data_bytes,
@@ -83,9 +84,8 @@ def test_rings_over_nodes_use_all_ports_of_a_node() -> None:
 
 def step_of(launch: Launch, micro_batches: int = 1) -> Step:
     job = job_of("job", SMALL, 64, 2048)
-    return estimate_step(
-        RankMemory(replace(job.plan, launch=launch), job.weights), job.weights, NODE, 2048, micro_batches
-    )
+    memory, lengths = RankMemory(replace(job.plan, launch=launch), job.weights), RowLengths(2048, 2048, 2048)
+    return estimate_step(memory, job.weights, NODE, lengths, micro_batches)
 
 
 def test_the_compute_of_a_step_is_8_flop_a_parameter_and_token_with_checkpointing() -> None:
