@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,23 @@ def test_rows_that_are_there_give_the_time_of_an_epoch(capsys: pytest.CaptureFix
     assert best["micro_batch"]["tokens"] == best["micro_batch"]["rows"] * 40
 
 
+def test_packed_rows_have_the_tokens_and_the_attention_of_their_conversations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["recipes/llama/demo.yaml", "--method", "full", "--per_device_train_batch_size", "2"]
+    packed, apart = (planned(capsys, *words, "--packing", choice) for choice in ("true", "false"))
+    of_packed, of_apart = (each["run"]["row_tokens"] for each in (packed, apart))
+    assert of_packed["rows"] < of_apart["rows"] / 2
+    assert 200 < of_packed["mean"] <= of_packed["longest"] <= 256
+    assert of_packed["rows"] * of_packed["mean"] == pytest.approx(of_apart["rows"] * of_apart["mean"])
+    assert of_packed["attended"] == pytest.approx(of_apart["attended"])
+    assert of_packed["attended"] < of_packed["mean"] / 2
+    assert packed["candidates"][0]["micro_batch"]["tokens"] == 2 * of_packed["longest"]
+    seconds = [run["rows"] / 4 * each["candidates"][0]["step"]["compute_s"] for run, each in
+               ((of_packed, packed), (of_apart, apart))]  # fmt: skip
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
 def test_only_the_used_rows_of_the_embedding_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     used, whole = (
         planned(capsys, DEMO, "--method", "full", "--active_vocabulary", choice)["candidates"][0]
@@ -205,6 +223,33 @@ def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     ] == []
     assert "[expected-at-least]" in message
     assert max(map(len, message.splitlines())) <= 100
+
+
+def test_flags_are_checked_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert main(["plan", "--model", "no/such-model", "--gpu", "voodoo", "--lora_r", "0", "--gpus", "x"]) == 2
+    message = capsys.readouterr().err
+    codes = "wrong-type", "plan-unknown-gpu", "expected-at-least"
+    assert [code for code in codes if f"[{code}]" not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "task"),
+    [
+        (["--model", "builtin:tiny-indic-llama"], "chat"),
+        (["--model", "builtin:tiny-indic-llama", "--task", "classification"], "classification"),
+        (["--model", "builtin:tiny-indic-llama", "--padding_free", "off"], "classification"),  # which a chat has not
+        (BERT, "classification"),
+    ],
+    ids=" ".join,
+)
+def test_the_head_of_a_model_decides_the_task(words: list[str], task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(capsys, *words, "--method", "full", "--max_length", "32")["run"]["task"] == task
 
 
 def test_a_missing_recipe_is_the_only_problem(capsys: pytest.CaptureFixture[str]) -> None:
