@@ -1,6 +1,7 @@
 """Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`.
 
-It also puts the method matrix into docs/strategies.md, and the memory that they need into the headers of recipes.
+It also puts the tables of strategy files into README.md and docs/strategies.md, into the latter the method matrix and
+the plans of typical runs, and into the headers of recipes the memory that they need.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from docs import method_matrix, recipe_memory
+from docs import method_matrix, plan_tables, recipe_memory, strategy_files
 from indictune.config.command_arguments import (
     CheckpointArguments,
     DoctorArguments,
@@ -259,7 +260,11 @@ def main() -> None:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
     FLAGS_FILE.write_text(flags_file(), encoding="utf-8")
+    for document in (strategy_files.README, strategy_files.PAGE):
+        document.write_text(strategy_files.with_table(document), encoding="utf-8")
     method_matrix.PAGE.write_text(method_matrix.page_with_tables(), encoding="utf-8")
+    text = plan_tables.PAGE.read_text(encoding="utf-8")
+    plan_tables.PAGE.write_text(plan_tables.with_plans(text), encoding="utf-8")
     recipe_memory.write_headers()
 
 

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
+from docs import plan_tables, strategy_files
 from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.config.recipe import read_recipe
 from indictune.distributed.launch import read_deepspeed
+from indictune.shipped_files import strategies
 from indictune.tasks.protocol import Task
 from indictune.train_command import read_asked
 from tests.ranks.launching import ROOT, free_port, python, start
@@ -114,7 +116,7 @@ def understood(verb: str, flags: list[str]) -> None:
             assert read_asked(flags).task
     elif verb != "recipes":
         own = (COMMANDS[verb],) if verb in COMMANDS else ()
-        of_runs = TRAINING.values() if verb in ("prepare", "inspect", "doctor") else [()]
+        of_runs = TRAINING.values() if verb in ("prepare", "inspect", "plan", "doctor") else [()]
         given = of_repository(without_bare_word(flags))
         given = ["--repo_id", *given] if verb == "push" else given
         assert [] in [read_recipe(given, (*own, *types)).problems for types in of_runs]
@@ -228,6 +230,24 @@ def test_every_strategy_file_is_in_the_tables() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= WORDS_OF_README
+
+
+@pytest.mark.parametrize("document", [strategy_files.README, strategy_files.PAGE], ids=lambda document: document.name)
+def test_a_table_of_strategy_files_is_fresh(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert text == strategy_files.with_table(document), f"{document} is stale: type `python -m docs.generate`"
+    assert re.findall(r"^\| `accelerate_configs/(\w+)\.yaml` \|", text, flags=re.MULTILINE) == list(
+        strategy_files.files()
+    )
+    assert set(strategy_files.files()) == set(strategies())
+
+
+@pytest.mark.parametrize("name", plan_tables.CONFIGS)
+def test_a_plan_on_the_page_of_strategies_is_fresh(name: str) -> None:
+    (found,) = (
+        each for each in plan_tables.SECTION.finditer(plan_tables.PAGE.read_text("utf-8")) if each["name"] == name
+    )
+    assert found[0] == found[1] + plan_tables.answer(name, found["words"]), "stale: type `python -m docs.generate`"
 
 
 def test_the_flags_of_help_are_fresh() -> None:

@@ -28,7 +28,7 @@ def shown(ranking: Ranking, rates: str, words: Sequence[str]) -> str:
         rates: of the machine, in words.
         words: that were typed.
     """
-    parts = [*_about(ranking, rates), *_of_best(ranking, words), *_other_methods(ranking), *_rest(ranking)]
+    parts = [*_about(ranking, rates), *_of_best(ranking, words), *other_methods(ranking), *_rest(ranking)]
     return "\n".join([*parts, f"The estimates are {calibration()}."])
 
 
@@ -108,7 +108,7 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     if not fitting:
         yield f"Nothing fits with --method {ranking.plan.model.method}."
         return
-    yield table(_header(ranking), [_line(ranking, each) for each in fitting])
+    yield table(header(ranking), [line(ranking, each) for each in fitting])
     best = fitting[0]
     assert best.memory is not None
     assert best.written is not None
@@ -124,14 +124,16 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     yield textwrap.indent(command_of(ranking, best, words), "  ")
 
 
-def _header(ranking: Ranking) -> list[str]:
+def header(ranking: Ranking) -> list[str]:
+    """Titles of the columns of a table."""
     batch = "tokens" if ranking.plan.training.max_tokens_per_device is not None else "rows"
     time = "h an epoch" if ranking.lengths.rows else "h per 1M tokens"
     sizes = ["strategy", "GPU GB", batch, "at most"]
     return [*sizes, "s a step", time, "MFU", "idle", "GB sent", "in s", "CPU GB"]
 
 
-def _line(ranking: Ranking, each: Candidate) -> list[str]:
+def line(ranking: Ranking, each: Candidate) -> list[str]:
+    """A line of a table, of a candidate that fits."""
     memory, step, node, largest = each.memory, each.step, each.node, each.largest
     assert memory is not None
     assert step is not None
@@ -151,7 +153,7 @@ def _step_time(seconds: float) -> str:
     return f"<{least:g}" if seconds < least else _short(seconds)
 
 
-def _other_methods(ranking: Ranking) -> Iterator[str]:
+def other_methods(ranking: Ranking) -> Iterator[str]:
     """The fastest file of each other method, or that nothing fits."""
     others = [some for method, some in ranking.by_method.items() if method != ranking.plan.model.method]
     if not others:
@@ -159,8 +161,8 @@ def _other_methods(ranking: Ranking) -> Iterator[str]:
     best = [some[0] for some in others if some[0].fits]
     yield ""
     if best:
-        header = ["other methods", *_header(ranking)[1:]]
-        yield table(header, [[f"{each.method}, {each.strategy}", *_line(ranking, each)[1:]] for each in best])
+        titles = ["other methods", *header(ranking)[1:]]
+        yield table(titles, [[f"{each.method}, {each.strategy}", *line(ranking, each)[1:]] for each in best])
     for some in others:
         if not some[0].fits:
             yield f"Nothing fits with --method {some[0].method} either."
