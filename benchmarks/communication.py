@@ -150,19 +150,19 @@ def count_bytes(
     return [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
 
 
-def count_peak(folder: Path, *flags: str, task: str) -> int | None:
-    """Train a small job with one process; the peak of the GPU's allocator, in bytes, or None on a CPU.
+def count_peak(folder: Path, *flags: str, task: str, anew: bool = True) -> int:
+    """Train a small job with one process; the peak of memory in bytes, on a GPU or else of torch's CPU allocator.
 
     Raises:
         RuntimeError: the run failed.
     """
-    run = ("--module", "benchmarks.counted_run", *JOB, *flags, "--output_dir", str(folder / "run"))
-    result = start(
-        [*accelerate("single_gpu", 1), *run], {"COUNTS": str(folder), "TASK": task}, timeout_s=900, anew=True
-    )
+    program = ("--module", "benchmarks.counted_run") if anew else ("benchmarks/counted_run.py",)
+    run = (*program, *JOB, *flags, "--output_dir", str(folder / "run"))
+    variables = {"COUNTS": str(folder), "TASK": task, "PEAK": "yes"}
+    result = start([*accelerate("single_gpu", 1), *run], variables, timeout_s=900, anew=anew)
     if result.returncode != 0:
         raise RuntimeError(f"{flags}:\n{result.stdout}\n{result.stderr}")
-    peak: int | None = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))["peak"]
+    peak: int = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))["peak"]
     return peak
 
 

@@ -1,7 +1,7 @@
 """Run scripts/train_$TASK.py on one rank, and count the bytes that it sends in each step, and those that it keeps.
 
 `benchmarks/communication.py`, `benchmarks/axes.py` and `benchmarks/plan.py` start it. It writes
-`$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings.
+`$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings, and `$PEAK` measures the peak of memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.config.recipe import read_recipe
@@ -27,6 +29,27 @@ from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
 from indictune.training import exact_trainer
+
+
+class Peak:
+    """The most memory that training has at once: of the GPU's allocator, or on a CPU the model's weights and what
+    torch's allocator gives out beside them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = sum(each.nbytes for each in {*model.parameters(), *model.buffers()})
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        if not torch.cuda.is_available():
+            self._profile.start()
+
+    def bytes(self) -> int:
+        """Until now. It ends the counting."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated()
+        self._profile.stop()
+        results: Any = self._profile.profiler
+        events = [each for each in results.kineto_results.events() if each.name() == "[memory]"]
+        given = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
+        return self._weights + max(given, default=0)
 
 
 class CountBytes(TrainerCallback):
@@ -40,6 +63,7 @@ class CountBytes(TrainerCallback):
         self.kept: dict[str, int] = {}
         self.between = 0
         self._counted: dict[int, torch.Tensor] = {}  # in this step
+        self._peak: Peak | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -51,6 +75,7 @@ class CountBytes(TrainerCallback):
             self.kept = {name: total + found[name] for name, total in self.kept.items()}
 
         register_optimizer_step_pre_hook(note)
+        self._peak = Peak(others["model"]) if os.environ.get("PEAK") else None
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -69,7 +94,7 @@ class CountBytes(TrainerCallback):
         noted["parameters"] = parameters(others["model"])
         widths = widths_of(config)
         sizes = {"layers": widths.layers, "hidden": widths.hidden, "key_values": widths.key_values}
-        noted["peak"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        noted["peak"] = None if self._peak is None else self._peak.bytes()
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
         path.write_text(json.dumps(noted | sizes), encoding="utf-8")
 

@@ -6,12 +6,14 @@
 The first trains a small BERT in fp32, as `benchmarks/axes.py` does, and counts parameters, gradients and optimizer
 states before and after they are sharded. The second trains with one process and compares the peak of the GPU's
 allocator with the estimate. It writes `indictune/distributed/planning/calibration.json`, which `indictune plan` reads.
-On a CPU, which counts no peaks, it tries the settings with small models, and says so.
+Without a GPU it compares with the peak of torch's CPU allocator, on the built-in models, writes nothing and ends with
+code 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from dataclasses import asdict
 from itertools import product
@@ -24,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from benchmarks.axes import CASES, TOKENS, Case, measure, write_rows
 from benchmarks.communication import count_peak, in_types
 from benchmarks.environment import environment, write, write_results
+from indictune.cli import EXIT_REFUSED
 from indictune.console_text import table
 from indictune.distributed.out_of_memory import estimated
 from indictune.distributed.planning.calibration import CALIBRATION
@@ -90,7 +93,7 @@ def compare_kept(asked: list[str], all_ranks: list[int]) -> None:
 
 def widened(task: str, folder: Path) -> Path:
     """A built-in model with random weights, wide enough that its tensors, not the allocator's gaps, make the peak."""
-    source, name = resolve(f"builtin:tiny-indic-{'llama' if task == 'llama' else 'bert'}"), folder / task
+    source, name = resolve(tiny(task)), folder / task
     config = AutoConfig.from_pretrained(source, **WIDER)
     kind = AutoModelForCausalLM if task == "llama" else AutoModelForSequenceClassification
     model: Any = kind.from_config(config)  # type: ignore[no-untyped-call]
@@ -99,8 +102,10 @@ def widened(task: str, folder: Path) -> Path:
     return name
 
 
-def compare_peak(task: str, method: str, rows: int, keeps_inputs: bool, model: str) -> dict[str, Any]:
-    """Train a few steps under a setting; `predicted` and `measured` bytes, the latter None on a CPU."""
+def compare_peak(
+    task: str, method: str, rows: int, keeps_inputs: bool, model: str, anew: bool = True
+) -> dict[str, Any]:
+    """Train a few steps under a setting; `predicted` and `measured` bytes. `anew` is that of `start`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = (*in_types("float32", "bfloat16"), "--model_name_or_path", model, "--method", method)
@@ -111,49 +116,53 @@ def compare_peak(task: str, method: str, rows: int, keeps_inputs: bool, model: s
         recipe, own = task_of_flags([*files, *flags, "--output_dir", str(folder / "run")])
         memory = estimated(plan_of_rows(recipe, own)[0])
         assert memory is not None
-        measured = count_peak(folder, *files, *flags, task=task)
+        measured = count_peak(folder, *files, *flags, task=task, anew=anew)
     terms = {"terms": asdict(memory), "predicted": memory.total_bytes - memory.framework, "measured": measured}
     return {"task": task, "method": method, "rows": rows, "gradient_checkpointing": keeps_inputs, **terms}
 
 
+def tiny(task: str) -> str:
+    """The built-in model of a task."""
+    return f"builtin:tiny-indic-{'llama' if task == 'llama' else 'bert'}"
+
+
 def _peak_line(found: dict[str, Any]) -> list[str]:
-    measured = found["measured"]
-    shown = ["not run on a GPU", ""] if measured is None else [f"{measured / 1e9:.2f}"]
-    shown += [] if measured is None else [f"{found['predicted'] / measured - 1:+.0%}"]
+    predicted, measured = found["predicted"], found["measured"]
     words = [found["task"], found["method"], str(found["rows"]), str(found["gradient_checkpointing"])]
-    return [*words, f"{found['predicted'] / 1e9:.2f}", *shown]
+    return [*words, f"{predicted / 1e6:,.1f}", f"{measured / 1e6:,.1f}", f"{predicted / measured - 1:+.0%}"]
 
 
-def compare_peaks() -> None:
-    """Measure all settings and print the table; on a GPU, write the calibration."""
+def compare_peaks() -> int:
+    """Measure all settings and print the table; on a GPU, write the calibration. Returns the exit code."""
     about, on_gpu = environment(), torch.cuda.is_available()
     found = []
     with tempfile.TemporaryDirectory() as name:
         for task, method, rows, keeps_inputs in SETTINGS:
-            tiny = f"builtin:tiny-indic-{'llama' if task == 'llama' else 'bert'}"
-            model = str(widened(task, Path(name))) if on_gpu else tiny
+            model = str(widened(task, Path(name))) if on_gpu else tiny(task)
             found.append(compare_peak(task, method, rows, keeps_inputs, model))
-    header = ["task", "method", "rows", "checkpointing", "predicted GB", "measured GB", "difference"]
+            print(" ".join(_peak_line(found[-1])), flush=True)
+    header = ["task", "method", "rows", "checkpointing", "predicted MB", "measured MB", "difference"]
     print(table(header, [_peak_line(each) for each in found]), end="\n\n")
     if not on_gpu:
-        print("Not run on a GPU: no calibration is written.")
-        return
+        print("There is no GPU: these are peaks of torch's CPU allocator, and no calibration is written.")
+        return EXIT_REFUSED
     write(CALIBRATION, {"environment": about, "settings": found})
     print(f"written to {CALIBRATION}")
+    return 0
 
 
-def main() -> None:
-    """Parse the flags and measure."""
+def main() -> int:
+    """Parse the flags and measure; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("strategies", nargs="*", help="files; all if none is named")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--peaks", action="store_true", help="compare peaks of one process")
     options = parser.parse_args()
     if options.peaks:
-        compare_peaks()
-    else:
-        compare_kept(options.strategies, options.ranks)
+        return compare_peaks()
+    compare_kept(options.strategies, options.ranks)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
