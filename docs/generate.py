@@ -30,6 +30,7 @@ from indictune.config.command_arguments import (
     PushArguments,
     TalkArguments,
 )
+from indictune.config.serving_arguments import ServeArguments
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -51,6 +52,7 @@ COMMANDS: dict[str, type[Any]] = {
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,
+    "serve": ServeArguments,
     "merge": MergeArguments,
     "export": ExportArguments,
     "push": PushArguments,

@@ -37,6 +37,8 @@ verbs:
               FOLDER [--text T | --input_file F] [--output_file O]
   chat        talk to a language model in the terminal
               FOLDER [--temperature T] [--max_new_tokens N]
+  serve       answer HTTP requests with a classifier
+              FOLDER [--host H] [--port P]
   merge       make an adapter and its base one model
               ADAPTER --output_dir D [--dtype T]
   export      write a model for ONNX Runtime or llama.cpp
@@ -56,6 +58,7 @@ _MEANT = {
     **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "tune", "fit", "pt", "rlhf", "launch", "run"), "train"),
     **dict.fromkeys(("classify", "classification"), "train sentiment"),
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
+    **dict.fromkeys(("server", "api", "deploy"), "serve"),
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
     **dict.fromkeys(("upload", "publish", "push_to_hub"), "push"),
@@ -196,6 +199,15 @@ def chat(argv: Sequence[str]) -> int:
     return chat_command(argv)
 
 
+def serve(argv: Sequence[str]) -> int:
+    """Answer HTTP requests with a classifier."""
+    from indictune.serving.command import serve_command
+    from indictune.supervise.logs import log_to_console
+
+    log_to_console()
+    return serve_command(argv)
+
+
 def merge(argv: Sequence[str]) -> int:
     """Make an adapter and its base one model."""
     from indictune.hub.made_models import merge_with_card
@@ -233,7 +245,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
     for each in (
         *(train, recipes, prepare, inspect, plan, doctor, parity),
-        *(evaluate, predict, chat, merge, export, push, checkpoint),
+        *(evaluate, predict, chat, serve, merge, export, push, checkpoint),
     )
 }
 

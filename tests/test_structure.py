@@ -18,7 +18,7 @@ from tests.ranks.launching import ROOT, python, start
 LAYERS = [
     {"indictune.credentials", "indictune.errors"}
     | {"indictune.console_text", "indictune.progress", "indictune.versions"}
-    | {"indictune.cache_folders", "indictune.cache_lock"}
+    | {"indictune.cache_folders", "indictune.cache_lock", "indictune.extras"}
     | {"indictune.files", "indictune.stop_signals", "indictune.shipped_files"},
     {"indictune.config"},
     {"indictune.run", "indictune.before_imports"},
@@ -33,7 +33,7 @@ LAYERS = [
     {"indictune.prediction"},
     {"indictune.export"},
     {"indictune.train_command", "indictune.recipes_command"},
-    {"indictune.parity"},
+    {"indictune.parity", "indictune.serving"},
     {"indictune.cli", "indictune.__main__", "scripts"},
     {"indictune.api", "indictune"},  # what `import indictune` gives
 ]

@@ -34,12 +34,13 @@ def writer_of(path: str) -> Write:
 
 def json_lines(batch: pa.RecordBatch) -> str:
     """A line of JSON for each row, with the scores of its labels in one object."""
-    return "".join(f"{json.dumps(_rounded(row), ensure_ascii=False)}\n" for row in as_records(batch))
+    return "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in as_records(batch))
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """A row with as many digits of its scores as they have."""
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: rounded(each) for name, each in value.items()}
     return round(value, _DIGITS) if isinstance(value, float) else value
 
 

@@ -20,7 +20,7 @@ from indictune.cli import main
 from indictune.config.command_arguments import TalkArguments
 from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
-from indictune.training.chat_terminal import open_model
+from indictune.training.talker import TooLongError, open_model
 from tests.ranks.launching import ROOT
 
 Talk = Callable[..., list[str]]
@@ -102,16 +102,17 @@ def test_the_likeliest_tokens_or_drawn_ones(llama: Path, talk: Talk) -> None:
     assert len({tuple(talk(llama, "नमस्ते\n", "--temperature", "3")) for _ in range(2)}) == 2
 
 
-def test_a_long_conversation_forgets_its_oldest_turns(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_conversation_forgets_its_oldest_turns(llama: Path) -> None:
     talker = open_model(TalkArguments(str(llama), max_new_tokens=5))
     for turn in range(12):
-        talker.answer(f"{turn} a b c d e f g h i j k l m n o p q r s t u v w x y z" * 2)
+        talker.answer(f"{turn} a b c d e f g h i j k l m n o p q r s t u v w x y z" * 2, print)
     assert talker.messages[-2]["content"].startswith("11 ")
     assert 2 <= len(talker.messages) < 24
     assert talker.messages[0]["role"] == "user"
-    assert talker.answer("a b " * 600) == ""  # longer than the model's positions
-    assert " 512." in capsys.readouterr().err
-    assert talker.answer("c") != ""
+    with pytest.raises(TooLongError, match=r" 512\."):
+        talker.answer("a b " * 600, print)  # longer than the model's positions
+    pieces: list[str] = []
+    assert talker.answer("c", pieces.append) == "".join(pieces) != ""
 
 
 @pytest.mark.parametrize(

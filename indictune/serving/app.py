@@ -1,0 +1,157 @@
+"""The HTTP interface of a classifier: labels, health, and a page that describes both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from indictune.config.serving_arguments import ServeArguments
+from indictune.errors import problem
+from indictune.prediction.classifier import Classifier
+from indictune.prediction.labelled_rows import as_records, label, text_batch
+from indictune.prediction.writers import rounded
+from indictune.serving.batches import Batches, QueueFullError
+from indictune.serving.limits import Limits, RefusedError, refusal
+from indictune.versions import __version__
+
+_EXAMPLES = ["बहुत अच्छी फिल्म थी 😍", "worst movie ever"]
+
+
+def encodable(text: str) -> str:
+    """A text, unless JSON's escapes have put half a character into it.
+
+    Raises:
+        ValueError: they have.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a surrogate pair is no character") from error
+    return text
+
+
+class Texts(BaseModel):
+    """Texts to label, as they are written."""
+
+    model_config = ConfigDict(extra="forbid")
+    texts: list[Annotated[str, AfterValidator(encodable)]] = Field(min_length=1, examples=[_EXAMPLES])
+
+
+class Labelled(BaseModel):
+    """A text with its label, as `indictune predict` writes it."""
+
+    text: str
+    label: str | float | list[str] | None = Field(description="null for a text without words")
+    scores: dict[str, float | None] | None = Field(None, description="of each label; absent for a regression")
+    language: str | None
+
+
+class Predictions(BaseModel):
+    """A label for each text, in their order."""
+
+    predictions: list[Labelled]
+
+
+class Health(BaseModel):
+    """What is served."""
+
+    status: str
+    model: str
+    labels: list[str]
+    waiting_texts: int
+
+
+class Failure(BaseModel):
+    """Why a request was refused."""
+
+    code: str
+    message: str
+
+
+def create_app(classifier: Classifier, args: ServeArguments) -> FastAPI:
+    """The application. Its model is ready when this returns."""
+
+    def labelled(texts: Sequence[str]) -> list[dict[str, Any]]:
+        return [rounded(row) for row in as_records(label(classifier, text_batch(texts)))]
+
+    labelled(_EXAMPLES)  # the first texts take longest
+    batches = Batches(labelled, args.max_batch_size, args.max_waiting_texts)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(batches.run())
+        yield
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    app = FastAPIOffline(title="indictune", version=__version__, description=_described(args), lifespan=lifespan)
+    app.add_middleware(Limits, max_bytes=args.max_request_bytes, per_minute=args.requests_per_minute)
+    _answer_errors(app)
+
+    @app.post("/predict", response_model=Predictions, responses=_FAILURES)
+    async def predict(given: Texts) -> JSONResponse:
+        """Label texts."""
+        _check(given.texts, args)
+        try:
+            return JSONResponse({"predictions": await batches.label(given.texts)})
+        except QueueFullError:
+            raise RefusedError(503, problem("server-busy", value=batches.waiting), {"Retry-After": "1"}) from None
+
+    @app.get("/health")
+    async def health() -> Health:
+        """Whether the server answers, and for which model."""
+        labels = list(classifier.served.labels)
+        return Health(status="ok", model=args.name, labels=labels, waiting_texts=batches.waiting)
+
+    return app
+
+
+_FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (413, 422, 429, 503)}
+
+
+def _described(args: ServeArguments) -> str:
+    rate = f" A client may send {args.requests_per_minute:,} requests a minute." if args.requests_per_minute else ""
+    return (
+        f"Labels by {args.name}. A request has at most {args.max_texts:,} texts of {args.max_characters:,} characters "
+        f"each, and {args.max_request_bytes:,} bytes in all.{rate}"
+    )
+
+
+def _check(texts: Sequence[str], args: ServeArguments) -> None:
+    if len(texts) > args.max_texts:
+        raise RefusedError(413, problem("too-many-texts", value=len(texts), most=args.max_texts))
+    for number, text in enumerate(texts):
+        if len(text) > args.max_characters:
+            place = f"texts[{number}]"
+            raise RefusedError(413, problem("text-too-long", place, len(text), most=args.max_characters))
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Give all errors one form, without the texts that they are about."""
+
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        found = [f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:3]]
+        return refusal(422, "request-invalid", f"{'. '.join(found)}.")
+
+    @app.exception_handler(HTTPException)
+    async def of_http(_: Request, error: HTTPException) -> JSONResponse:
+        return refusal(error.status_code, f"http-{error.status_code}", f"{error.detail}. See /docs.", error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, __: Exception) -> JSONResponse:
+        return refusal(500, "internal-error", "The model failed on this request. The server's log has the reason.")
