@@ -23,8 +23,8 @@ verbs:
               [NAME ...] [--to FOLDER]
   prepare     read and tokenise the rows of a run before it starts
               --config R.yaml [the run's flags]
-  inspect     show rows as the model sees them, with the learned tokens marked
-              FILE [--show_mask N] [the run's flags]
+  inspect     check rows and tokenizer before training, and show rows as the model sees them
+              FILES [--show_mask N] [--json] [the run's flags]
   plan        rank the strategy files for a run by memory and time
               RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
   doctor      check this machine, its ranks and a recipe
@@ -131,7 +131,7 @@ def prepare(argv: Sequence[str]) -> int:
 
 
 def inspect(argv: Sequence[str]) -> int:
-    """Show rows as the model sees them."""
+    """Check rows, and show some as the model sees them."""
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.supervise.logs import log_to_console
     from indictune.training.inspect_rows import inspect_command

@@ -25,6 +25,7 @@ METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 BASELINE = "baseline.json"
 EXPORTED = "export.json"  # in a folder of `indictune export`: its format, and how it agrees with the model
+HEALTH = "health.json"
 REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"

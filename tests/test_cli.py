@@ -110,7 +110,7 @@ def test_prepare_makes_ready_what_a_run_reads(
     assert seconds.endswith(f"kept in {tmp_path}/cache/prepared")
     assert not (tmp_path / "out").exists()
     kept = [path.name for path in (tmp_path / "cache" / "prepared").iterdir() if not path.name.startswith(".")]
-    assert sorted(name.partition("-")[0] for name in kept) == ["rows", "tokens"]
+    assert sorted(name.partition("-")[0] for name in kept) == ["health", "rows", "tokens"]
 
 
 def test_prepare_knows_a_language_model_by_its_flags(

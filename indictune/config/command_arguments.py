@@ -16,9 +16,10 @@ from indictune.errors import Problem, problem
 
 @dataclass
 class InspectArguments(Checked):
-    """How many rows are shown. The other flags are those of the run."""
+    """What is shown of the rows. The other flags are those of the run."""
 
     show_mask: int = flag(3, "Show this many training rows, with the tokens that the loss counts marked.")
+    json: bool = flag(False, "Print the health of the rows as JSON, as in health.json, and no rows.")
 
 
 @dataclass

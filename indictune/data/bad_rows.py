@@ -32,11 +32,12 @@ def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
 
     If the split has several `files`, `line` includes the file's number times `LINES_PER_FILE`.
     """
-    file, line = _file_and_line(source, line, files)
+    file, line = file_and_line(source, line, files)
     return f"{file} row {line}" if kind_of_file(file) in _WITHOUT_LINES else f"{file}:{line}"
 
 
-def _file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:
+def file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:
+    """The file of a row, and its line there."""
     number, line = divmod(line, LINES_PER_FILE)
     return files[number - 1] if number else source, line
 
@@ -139,7 +140,7 @@ class Quarantine(BadRows):
         super().add(line, code, read, **details)
         found = self._problem(line, code, details)
         reason = str(found).removeprefix(f"{found.value}: ")
-        file, line = _file_and_line(self.source, self._line_of_split(line), self.files)
+        file, line = file_and_line(self.source, self._line_of_split(line), self.files)
         entry = {"file": file, "line": line, "reason": reason, "read": read}
         text = json.dumps(entry, ensure_ascii=False, default=str)
         self._entries.write(f"{text}\n".encode(errors="backslashreplace"))  # half of a surrogate pair is no UTF-8

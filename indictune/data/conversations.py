@@ -18,6 +18,7 @@ from indictune.data.arrow_tables import map_table, move_rows, stored_batches, wr
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.chat_columns import UnusedColumns, chat_records, parse_columns
+from indictune.data.findings import Finding, Found, findings_in
 from indictune.data.languages import language_of
 from indictune.data.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
 from indictune.data.mixture import Mixture, announce
@@ -25,7 +26,8 @@ from indictune.data.mojibake import Mojibake
 from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
-from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
+from indictune.data.rows import BETWEEN_MESSAGES, StoredRows, leaked_rows, read_facts, text_keys, write_facts
+from indictune.data.same_texts import repeated_rows
 from indictune.data.validation_split import ValidationSplit, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
@@ -51,6 +53,12 @@ class Conversations(StoredRows):
     all rows: each is one prompt and one completion, given as plain texts). No nulls.
     """
 
+    @property
+    def texts(self) -> Iterator[str]:
+        """The contents of each row's messages, with `BETWEEN_MESSAGES` between them."""
+        for batch in self.table.to_batches(_CHUNK_ROWS):
+            yield from _whole_text(batch).to_pylist()
+
 
 @dataclass(frozen=True)
 class ConversationSplits:
@@ -59,6 +67,7 @@ class ConversationSplits:
     rows: Mapping[str, Conversations]
     folder: Path
     notes: Sequence[str]
+    findings: Sequence[Finding] = ()
 
     @property
     def as_written(self) -> bool:
@@ -118,22 +127,21 @@ def load_conversations(
     def make(folder: Path) -> None:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
-        notes: list[str] = []
+        seen = Found()
         for split, source in sources.items():
             bad, unused, mojibake = bad_rows(source.name, args, folder), UnusedColumns(), Mojibake()
             with problems.collecting(), attributed_to(source.origin):
                 rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, mojibake)
-                found = *bad.notes(), *unused.notes(source.name), *mojibake.notes(bad)
-                notes += [f"{source.origin} {note}" for note in found]
+                seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
+                seen.findings += mojibake.findings(source.origin, bad, len(rows[split]))
         problems.extend(_mixed_forms(rows))
         problems.raise_any()
-        held_out = [rows[split] for split in SPLITS[1:] if split in rows and "train" in rows]
-        notes += filter(None, (leak_note(rows["train"], folder / "train.arrow", each) for each in held_out))
+        seen.findings += _same_texts(rows, folder)
         if validation_split is not None:
             rows |= _divided(rows["train"], validation_split, folder)
         mix = [] if mixture is None else mixture.apply(folder / "train.arrow", sources["train"].entries, None)
         facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": facts, "notes": notes, "mix": mix})
+        write_facts(folder, {"splits": facts, **seen.facts(), "mix": mix})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
     parts: list[object] = [made_from, args.bad_rows, args.max_bad_fraction]
@@ -146,7 +154,7 @@ def load_conversations(
     if validation_split is not None:
         validation_split.announce(stored)
     announce(facts["mix"])
-    return ConversationSplits(stored, folder, [*facts["notes"], *ignored])
+    return ConversationSplits(stored, folder, [*facts["notes"], *ignored], findings_in(facts))
 
 
 def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
@@ -213,19 +221,26 @@ def _as_written(splits: Mapping[str, Conversations]) -> bool:
     return bool(next(iter(splits.values())).table["as_written"][0].as_py())
 
 
-def leak_note(train: Conversations, path: Path, held_out: Conversations) -> str | None:
-    """A note about training rows, stored at `path`, that are held-out rows too; None if there are none."""
+def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding]:
+    """Training rows that are held-out rows too, and rows that repeat an earlier one of their split."""
+    train, path = rows.get("train"), folder / "train.arrow"
+    held_out = [rows[split] for split in SPLITS[1:] if split in rows]
+    found = [] if train is None else [_leaks(train, path, each) for each in held_out]
+    found += [repeated_rows(each, text_keys(each.texts)) for each in rows.values()]
+    return [each for each in found if each.count]
+
+
+def _leaks(train: Conversations, path: Path, held_out: Conversations) -> Finding:
     count = sum(pc.sum(mask).as_py() or 0 for mask in leaked_rows(path, held_out.table, _whole_text))
-    if not count:
-        return None
-    return (
+    note = (
         f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores will "
         "look too good; remove them from one of the two."
     )
+    return Finding("leaked_rows", count, len(train), note)
 
 
 def _whole_text(batch: pa.RecordBatch) -> pa.Array:
     """One string for each row, equal if the messages are. Their number gives the roles: odd with a system message."""
     messages = batch["messages"]
     contents = pa.ListArray.from_arrays(messages.offsets, messages.values.field("content"))
-    return pc.binary_join(contents, "\x00")
+    return pc.binary_join(contents, BETWEEN_MESSAGES)

@@ -18,8 +18,8 @@ from indictune.data.arrow_tables import map_table, move_rows, stored_batches, wr
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.contradictions import contradictions
 from indictune.data.file_form import form_of
+from indictune.data.findings import Finding, Found, findings_in
 from indictune.data.label_lists import spell_out
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.mixture import Mixture, announce
@@ -28,6 +28,7 @@ from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.data.same_texts import same_texts
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.validation_split import ValidationSplit, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to
@@ -54,12 +55,14 @@ class Splits:
             all are numbers, else in alphabetical order.
         folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
         notes: sentences for the user, such as dropped rows, or rows in more than one split.
+        findings: in the rows as they were read, before some were held out or repeated.
     """
 
     rows: Mapping[str, Rows]
     labels: list[str]
     folder: Path
     notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def load_splits(
@@ -118,28 +121,29 @@ def _load(
     def make(folder: Path) -> None:
         refuse_early(problems, sources.values(), 1)
         rows: dict[str, Rows] = {}
-        notes: list[str] = []
+        found = Found()
         labels: list[str] = []
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                read = _read_split(source, args, notes, folder / f"{split}.arrow", bad)
+                read = _read_split(source, args, found, folder / f"{split}.arrow", bad)
                 rows |= {} if read is None else {split: read}
         if problem_type == MULTI_LABEL:
             rows = spell_out(rows, folder)
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
-                rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, notes, folder / "train.arrow")
+                rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, found, folder / "train.arrow")
                 labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
         problems.raise_any()
         if "train" in rows:
-            notes += [*rare_labels(rows["train"], problem_type), *contradictions(rows, problem_type)]
+            found.notes += rare_labels(rows["train"], problem_type)
+            found.findings += same_texts(rows, problem_type)
         if validation_split is not None and "train" in rows:
             rows |= _divided(rows["train"], validation_split, problem_type, folder)
         mix = [] if mixture is None else _mixed(mixture, sources["train"], folder / "train.arrow", problem_type)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": splits, "labels": labels, "notes": notes, "mix": mix})
+        write_facts(folder, {"splits": splits, "labels": labels, **found.facts(), "mix": mix})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
     settings = [columns_of(args), asdict(form_of(args)), problem_type, drops_leaks]
@@ -151,10 +155,10 @@ def _load(
     if validation_split is not None:
         validation_split.announce(stored)
     announce(facts["mix"])
-    return Splits(stored, facts["labels"], folder, [*facts["notes"], *ignored])
+    return Splits(stored, facts["labels"], folder, [*facts["notes"], *ignored], findings_in(facts))
 
 
-def _read_split(source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
+def _read_split(source: TextSource, args: TextArguments, found: Found, path: Path, bad: BadRows) -> Rows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
     mojibake = Mojibake()
@@ -167,15 +171,16 @@ def _read_split(source: TextSource, args: TextArguments, notes: list[str], path:
         _keep_labelled(path, bad, args.label_column)
         table = map_table(path)
     bad.finish(len(table))
-    notes += [f"{source.origin} {note}" for note in (*bad.notes(), *mojibake.notes(bad))]
+    found.notes += [f"{source.origin} {note}" for note in bad.notes()]
+    found.findings += mojibake.findings(source.origin, bad, len(table))
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)
     if len(lines):
         locations = listed(lines, bad.location)
-        notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
+        found.notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
     if lacks_labels:
-        notes.append(f"{source.origin}: its test rows have no labels and are left out.")
+        found.notes.append(f"{source.origin}: its test rows have no labels and are left out.")
         path.unlink()
         return None
     return Rows(table, source.name, source.origin, bad.files)
@@ -198,7 +203,7 @@ def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
     _drop_rows(path, unlabelled)
 
 
-def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
+def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, path: Path) -> Rows:
     """The training rows; with `drop`, without those whose text also stands in held-out rows.
 
     Raises:
@@ -213,13 +218,13 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[st
     also = f"{count} of {len(train)} training rows also stand in {' or '.join(rows.source for rows in held_out)}"
     if not drop:
         also += ", whose scores will look too good; --drop_leaked_rows removes them from training."
-        notes.append(f"{train.source}: {also}")
+        found.findings.append(Finding("leaked_rows", count, len(train), f"{train.source}: {also}"))
         return train
     if count == len(train):
         details: dict[str, Any] = {"rows": count, "origin": train.origin, "source": train.source}
         raise UserError("all-rows-leaked", "--drop_leaked_rows", "true", **details)
     _drop_rows(path, leaked)
-    notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
+    found.notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import shortened
+from indictune.data.findings import Finding
 
 # The first bytes of Indic letters, emoji and Arabic letters in UTF-8, read as Windows-1252 or Latin-1; and the
 # first two after a second such mistake. Few right texts have one, so that ftfy, which decides, reads few texts.
@@ -49,13 +50,14 @@ class Mojibake:
             self.count += 1
             self._first = self._first or (line, text, mended)
 
-    def notes(self, rows: BadRows) -> list[str]:
-        """A sentence for the user, if there are such texts; `rows` knows where lines stand."""
+    def findings(self, origin: str, rows: BadRows, of: int) -> list[Finding]:
+        """What a run says of such texts; `rows`, which `origin` named, knows where lines stand. `of` were read."""
         if self._first is None:
             return []
         line, text, mended = self._first
-        return [
-            f"{rows.source}: {self.count:,} texts were decoded by the wrong encoding, first {rows.location(line)}: "
-            f"{shortened(text)!r} should be {shortened(mended)!r}. Read the source as UTF-8, or mend the texts with "
-            "ftfy.fix_encoding."
-        ]
+        example = f"{rows.location(line)}: {shortened(text)!r} should be {shortened(mended)!r}"
+        note = (
+            f"{origin} {rows.source}: {self.count:,} texts were decoded by the wrong encoding, first {example}. Read "
+            "the source as UTF-8, or mend the texts with ftfy.fix_encoding."
+        )
+        return [Finding("mojibake", self.count, of, note, None, [example])]

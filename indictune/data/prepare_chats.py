@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +27,6 @@ from indictune.data.row_sources import SPLITS
 from indictune.data.rows import read_facts, write_facts
 from indictune.data.templates import choose_template
 from indictune.data.tokenisation import mapped_dataset, tokenizer_parts
-from indictune.data.tokenizer_health import tokenizer_health
 from indictune.errors import Problems, attributed_to
 
 
@@ -64,8 +64,9 @@ class Chats:
             training rows have `seq_lengths` too; the others `language`.
         rows: the conversations, by split.
         folder: holds the rejected rows, if there are any.
-        summary: a table of what the tokenizer costs each language, and how rows were packed.
+        summary: how rows were packed; empty without packing.
         notes: sentences for the user about rows that were left out or cut.
+        truncated: language -> share of the training rows that are cut.
     """
 
     datasets: Mapping[str, Dataset]
@@ -73,6 +74,7 @@ class Chats:
     folder: Path
     summary: str
     notes: Sequence[str]
+    truncated: Mapping[str, float]
 
     @property
     def sampled_split(self) -> str:
@@ -108,7 +110,7 @@ def tokenise_splits(
 
     def make(folder: Path) -> None:
         copy_rejected(splits.folder, folder)
-        problems, notes, summary = Problems(), [], ""
+        problems, notes, summary, truncated = Problems(), list[str](), "", dict[str, float]()
         for split, rows in splits.rows.items():
             with problems.collecting(), attributed_to(rows.origin):
                 notes += _tokenise(
@@ -116,18 +118,17 @@ def tokenise_splits(
                 )
         problems.raise_any()
         if "train" in splits.rows:
-            train = mapped_dataset(folder, "train")
-            summary = tokenizer_health(splits.rows["train"], train, tokenizer, args.max_length)
+            truncated = _truncated(map_table(folder / "train.arrow"), args.max_length)
         if packing:
             _pack(folder / "train.arrow", args.max_length)
-            summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
-        write_facts(folder, {"summary": summary, "notes": notes})
+            summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
+        write_facts(folder, {"summary": summary, "notes": notes, "truncated": truncated})
 
     parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing, positions]
     folder = build_once("chats", [*parts, splits.folder.name], "The token ids", make)
     facts = read_facts(folder)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
-    return Chats(datasets, splits.rows, folder, facts["summary"], facts["notes"])
+    return Chats(datasets, splits.rows, folder, facts["summary"], facts["notes"], facts["truncated"])
 
 
 def _tokenise(
@@ -154,6 +155,15 @@ def _tokenise(
             f"{args.max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
         )
     return [f"{rows.origin} {note}" for note in notes]
+
+
+def _truncated(tokens: pa.Table, max_length: int) -> dict[str, float]:
+    """Language -> share of the rows that are cut."""
+    is_cut = pc.greater(tokens["full_length"], max_length)
+    shares = (
+        pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language").aggregate([("cut", "mean")])
+    )
+    return {each["language"]: each["cut_mean"] for each in shares.to_pylist()}
 
 
 def _pack(path: Path, max_length: int) -> None:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.arrow_tables import stored_batches
-from indictune.data.bad_rows import row_location
+from indictune.data.bad_rows import file_and_line, row_location
 
 MAX_LISTED_ROWS = 20
+BETWEEN_MESSAGES = "\x00"  # in the text of a conversation
 _MAX_LOCATIONS = 10
 
 _FACTS = "facts.json"
@@ -50,6 +51,10 @@ class StoredRows:
     def location(self, index: int) -> str:
         """Where row `index` (from 0) stands: `file:line`."""
         return row_location(self.source, self.table["line"][index].as_py(), self.files)
+
+    def file(self, index: int) -> str:
+        """The file of row `index` (from 0)."""
+        return file_and_line(self.source, self.table["line"][index].as_py(), self.files)[0]
 
 
 class Column:

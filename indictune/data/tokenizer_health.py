@@ -1,42 +1,132 @@
-"""Measure how well a tokenizer serves each language of the rows."""
+"""Measure how well a tokenizer serves each language: unknown tokens, and words that it cannot tell apart."""
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import Dataset
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
 from transformers import PreTrainedTokenizerBase
 
 from indictune.console_text import table
-from indictune.data.conversations import Conversations
+from indictune.data.cleaning import WORD
+from indictune.data.findings import MAX_EXAMPLES, Finding
+from indictune.data.rows import BETWEEN_MESSAGES
 
-_MEASURED_ROWS = 1_000  # of each language; enough for two digits
+MEASURED_ROWS = 1_000  # of each language; enough for two digits
+_MANY_COLLISIONS = 0.005
+_MANY_UNKNOWN = 0.05
+_WORD = re.compile(rf"[{WORD}]+")
+_JOINERS = re.compile("[\u200c\u200d]")
+
+Ids = list[list[int]]
 
 
-def tokenizer_health(rows: Conversations, tokens: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
-    """A table with a line for each language, in alphabetical order.
+@dataclass(frozen=True)
+class LanguageHealth:
+    """What the tokenizer does to the texts of a language; shares are between 0 and 1.
 
-    Its columns are the number of rows, the tokens per word, and the share of rows that are cut. Tokens per word are
-    measured on up to 1,000 rows, without the chat template.
+    Attributes:
+        language: of the rows.
+        rows: all of the language.
+        measured_rows: at most 1,000, drawn at random. `truncated_share` of conversations is of all rows.
+        tokens_per_word: a word is what spaces separate.
+        unknown_share: unknown tokens over all.
+        truncated_share: rows that are cut.
+        collision_share: words in the texts whose tokens are those of another word that is more frequent.
     """
-    cut = pc.greater(tokens.data["full_length"], max_length)
-    by_language = pa.table([tokens.data["language"], cut], ["language", "cut"]).group_by("language")
-    body = []
-    for line in by_language.aggregate([("cut", "count"), ("cut", "mean")]).sort_by("language").to_pylist():
-        contents = _contents(rows.table, line["language"])
-        encoded = tokenizer(contents, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        tokens_per_word = sum(map(len, encoded["input_ids"])) / sum(len(content.split()) for content in contents)
-        shown = [f"{line['cut_count']:,}", f"{tokens_per_word:.2f}", f"{line['cut_mean']:.1%}"]
-        body.append([line["language"], *shown])
-    return table(["language", "rows", "tokens/word", "truncated"], body)
+
+    language: str
+    rows: int
+    measured_rows: int
+    tokens_per_word: float
+    unknown_share: float
+    truncated_share: float
+    collision_share: float
 
 
-def _contents(conversations: pa.Table, language: str) -> list[str]:
-    """The contents of the first rows of a language. `take` would gather the whole column in memory."""
-    chats: list[list[dict[str, str]]] = []
-    for batch in conversations.to_batches():
-        some = batch["messages"].filter(pc.equal(batch["language"], language))
-        chats += some[: _MEASURED_ROWS - len(chats)].to_pylist()
-        if len(chats) == _MEASURED_ROWS:
-            break
-    return [message["content"] for messages in chats for message in messages]
+def language_health(
+    language: str, rows: int, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, cut: float | int
+) -> tuple[LanguageHealth, list[Finding]]:
+    """The measures of a language, and what is to say of them.
+
+    Args:
+        language: of the texts.
+        rows: how many the language has.
+        texts: of some of them; `BETWEEN_MESSAGES` separates those of a conversation.
+        tokenizer: of the model.
+        cut: share of the rows that are cut; or, as a whole number, the tokens that a row may have.
+    """
+    parts = [part for text in texts for part in text.split(BETWEEN_MESSAGES)]
+    ids = _encoded(parts, tokenizer)
+    tokens, words = sum(map(len, ids)), sum(len(part.split()) for part in parts)
+    if isinstance(cut, int):
+        room = cut - tokenizer.num_special_tokens_to_add()
+        cut = sum(len(row) > room for row in ids) / len(ids)
+    spelled = Counter(word for text in texts for word in _WORD.findall(text))
+    findings = [
+        _unknown(language, ids, spelled, tokenizer),
+        _collisions(language, spelled, tokenizer),
+    ]
+    shares = findings[0].share, cut, findings[1].share
+    measured = LanguageHealth(language, rows, len(texts), tokens / max(words, 1), *shares)
+    return measured, [each for each in findings if each.count]
+
+
+def _unknown(language: str, ids: Ids, spelled: Counter[str], tokenizer: PreTrainedTokenizerBase) -> Finding:
+    tokens = sum(map(len, ids))
+    unknown = sum(row.count(tokenizer.unk_token_id) for row in ids) if tokenizer.unk_token_id is not None else 0
+    words: list[str] = []
+    if unknown:
+        words = [word for word, _ in spelled.most_common()]
+        pairs = zip(words, _encoded(words, tokenizer), strict=True)
+        words = [word for word, of_word in pairs if tokenizer.unk_token_id in of_word][:MAX_EXAMPLES]
+    share = unknown / max(tokens, 1)
+    note = f"{language}: the tokenizer does not know {share:.1%} of the tokens{_such_as(words)}."
+    return Finding("unknown_tokens", unknown, tokens, note, language, words, share >= _MANY_UNKNOWN)
+
+
+def _collisions(language: str, spelled: Counter[str], tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """Words that become the tokens of a more frequent word. Case and joiners (U+200C, U+200D) make no other word."""
+    groups: defaultdict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+    for word, ids in zip(spelled, _encoded(list(spelled), tokenizer), strict=True):
+        if tokenizer.unk_token_id not in ids:
+            same = unicodedata.normalize("NFC", _JOINERS.sub("", word).casefold())
+            groups[tuple(ids)][same] += spelled[word]
+    several = [group.most_common() for group in groups.values() if len(group) > 1]
+    several.sort(key=lambda group: -sum(count for _, count in group[1:]))
+    lost, words = sum(count for group in several for _, count in group[1:]), spelled.total()
+    examples = [" = ".join(word for word, _ in group[:MAX_EXAMPLES]) for group in several[:MAX_EXAMPLES]]
+    note = (
+        f"{language}: the tokenizer drops letters and reads {lost / max(words, 1):.1%} of the words as another word"
+        f"{_such_as(examples)}."
+    )
+    warns = lost >= _MANY_COLLISIONS * words
+    return Finding("token_collisions", lost, words, note, language, examples, warns)
+
+
+def _encoded(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Ids:
+    if not texts:
+        return []
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return cast(Ids, encoded["input_ids"])
+
+
+def _such_as(examples: Sequence[str]) -> str:
+    return f", such as {', '.join(examples)}" if examples else ""
+
+
+def language_table(measured: Sequence[LanguageHealth]) -> str:
+    """A line for each language."""
+    header = ["language", "rows", "tokens/word", "unknown", "truncated", "read as another word"]
+    body = [
+        [
+            *(each.language, f"{each.rows:,}", f"{each.tokens_per_word:.2f}"),
+            *(f"{share:.1%}" for share in (each.unknown_share, each.truncated_share, each.collision_share)),
+        ]
+        for each in measured
+    ]
+    return table(header, body)

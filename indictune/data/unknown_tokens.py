@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _MEASURED_ROWS = 1_000  # of each language; enough for two digits
 _STOPS = 0.3
-_WARNS = 0.05
 _SHOWN = 0.001
 _MIN_ROWS_SHARE = 0.01  # a few stray texts stop no run
 _MAX_LISTED = 8
@@ -60,8 +59,8 @@ class Unknown:
 
 def check_unknown(
     texts: Iterable[str], languages: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, plan: RunPlan[Any, Any]
-) -> list[str]:
-    """Tell the user about unknown tokens; returns a warning if some language has many.
+) -> None:
+    """Refuse texts whose tokens are mostly unknown, and log the shares. `health` warns of fewer.
 
     Args:
         texts: of the training rows.
@@ -86,12 +85,8 @@ def check_unknown(
             for group, share in stopping.items()
         ).raise_any()
     shown = ", ".join(f"{each} {each.share:.1%}" for each in found[:_MAX_LISTED] if each.share >= _SHOWN)
-    line = f"unknown tokens, by language and script: {shown}"
-    if found and found[0].share >= _WARNS:
-        return [line]
     if shown:
-        logger.info(line)
-    return []
+        logger.info("unknown tokens, by language and script: %s", shown)
 
 
 def _cure(texts: Iterable[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +22,13 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.conversations import ConversationSplits, evaluated_file, load_conversations, sources_of
+from indictune.data.findings import warnings
+from indictune.data.health import Health, Split, measure, measured_once
 from indictune.data.mixture import mixture_of
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.data.row_sources import SPLITS
 from indictune.data.templates import choose_template
+from indictune.data.tokenizer_health import language_table
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
@@ -102,10 +106,12 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
         assert train is not None
-        notes = [*rows.splits.notes, *chats.notes]
+        health = measured_once([chats.folder.name], partial(_measured, chats, rows))
+        notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warnings(health.findings)]))
+        summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
-        made = train, validation, test, chats.location, chats.folder, notes, chats.summary
-        return ChatTokens(*made, origins=origins, chats=chats, scores=self.group_scores(plan))
+        made = train, validation, test, chats.location, chats.folder, notes, summary
+        return ChatTokens(*made, origins=origins, chats=chats, scores=self.group_scores(plan), health=health)
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
         return ANSWER_SCORES
@@ -151,6 +157,11 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         chats = tokenise_splits(test, tokenizer, template, asked, positions)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         return TestTokens(chats.datasets["test"], [*test.notes, *chats.notes], _origins(chats, "test"))
+
+
+def _measured(chats: Chats, rows: ChatRows) -> Health:
+    splits = {split: Split(each, each.texts) for split, each in chats.rows.items()}
+    return measure(splits, rows.tokenizer, chats.truncated, rows.splits.findings, has_labels=False)
 
 
 class _Talks:

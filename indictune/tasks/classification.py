@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, replace
 
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
@@ -13,13 +14,15 @@ from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
+from indictune.data.findings import warnings
+from indictune.data.health import Health, Split, measure, measured_once
 from indictune.data.labels import label_counts
 from indictune.data.load_rows import Splits, load_splits, load_test_rows
 from indictune.data.long_texts import usual_length
 from indictune.data.mixture import mixture_of
 from indictune.data.row_sources import SPLITS, gives_lists_of_labels, sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.data.tokenisation import tokenise_splits
+from indictune.data.tokenisation import tokenise_splits, tokenizer_parts
 from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -124,8 +127,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
-                notes = check_unknown(train.texts, train.table["language"], tokenizer, plan)
-                splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan), *notes])
+                check_unknown(train.texts, train.table["language"], tokenizer, plan)
+                splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan)])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None
 
@@ -139,10 +142,12 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         train, validation, test = (datasets.get(split) for split in SPLITS)
         assert train is not None
-        location, notes = splits.rows["train"].location, splits.notes
+        health = _health(plan, rows, max_length)
+        notes = list(dict.fromkeys([*splits.notes, *warnings(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
-        made = Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length, origins=origins)
-        return replace(made, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
+        parts = train, validation, test, splits.rows["train"].location, splits.folder, notes
+        tokens = Tokens(*parts, max_length=max_length, origins=origins, health=health)
+        return replace(tokens, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -183,6 +188,13 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
         origins = Origins(test.rows["test"].location, test.rows["test"].texts)
         return TestTokens(dataset, [*test.notes, *padding_notes(config, trains=False)], origins)
+
+
+def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> Health:
+    data, splits = plan.data, {name: Split(each, each.texts) for name, each in rows.splits.rows.items()}
+    parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
+    cut = sys.maxsize if data.long_text == "window" else max_length
+    return measured_once(parts, lambda: measure(splits, rows.tokenizer, cut, rows.splits.findings, data.problem_type))
 
 
 def _notes_of_type(plan: Plan) -> list[str]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
+from indictune.data.health import Health
 from indictune.errors import Problem, Problems
 from indictune.models.load import Model
 from indictune.tasks.objective import Objective
@@ -75,6 +76,7 @@ class Tokens:
         max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
         scores: `group_scores` of the task.
         labels: that have scores of their own: labels, or kinds of entity.
+        health: of the rows; None if the task does not measure it.
     """
 
     train: Dataset
@@ -88,6 +90,7 @@ class Tokens:
     origins: Mapping[str, Origins] = field(default_factory=dict)
     scores: Sequence[str] = ()
     labels: Sequence[str] = ()
+    health: Health | None = None
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:

@@ -14,6 +14,10 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
+from indictune.data.findings import warnings
+from indictune.data.health import Split, measure
+from indictune.data.rows import text_keys
+from indictune.data.same_texts import repeated_rows
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.tokenisation import check_lengths
 from indictune.data.unknown_tokens import check_unknown
@@ -80,10 +84,15 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
         made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
-        notes = check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
+        check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
+        repeated = (repeated_rows(each, text_keys(each.texts)) for each in rows.splits.values())
+        splits = {split: Split(each, each.texts) for split, each in rows.splits.items()}
+        found = [each for each in repeated if each.count]
+        health = measure(splits, rows.tokenizer, int(plan.data.max_length), found, has_labels=False)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
-        tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins)
+        notes = warnings(health.findings)
+        tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:

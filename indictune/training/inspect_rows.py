@@ -1,7 +1,8 @@
-"""Show rows as the model sees them: their tokens, and which of them the loss counts."""
+"""Show the health of rows, and some of them as the model sees them: their tokens, and which the loss counts."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import problems_of
 from indictune.models.position_limits import positions_of
-from indictune.training.prepare import Prepared, prepared, task_of_flags
+from indictune.training.prepare import Prepared, prepared, show_rows, task_of_flags
 
 _IN_COLOUR = ("\x1b[1;32m", "\x1b[0m")
 _IN_TEXT = ("«", "»")
@@ -24,7 +25,7 @@ _UNFINISHED = "\ufffd"  # of a character whose other bytes follow in the next to
 
 
 def inspect_command(argv: Sequence[str]) -> int:
-    """`indictune inspect FILE [--show_mask N] [flags of the run]`; returns the exit code.
+    """`indictune inspect FILES [--show_mask N] [--json true] [flags of the run]`; returns the exit code.
 
     Raises:
         UserError: all problems of the flags and the rows.
@@ -33,9 +34,17 @@ def inspect_command(argv: Sequence[str]) -> int:
     recipe.problems.extend(problems_of(recipe.build, InspectArguments))
     if "max_length" not in recipe.values:
         _fit_max_length(recipe, task)
-    made = prepared(recipe, task)
+    made, args = prepared(recipe, task), unresolved(InspectArguments, recipe.values)
+    health = made.tokens.health
+    if args.json:
+        print(json.dumps(None if health is None else health.as_json(), indent=2, ensure_ascii=False))
+        return 0
+    listed = [] if health is None else [each.note for each in health.findings]
+    show_rows(made, [note for note in made.tokens.notes if note not in listed])
+    if health is not None:
+        print(printable(f"\n{health}"))
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    count = min(unresolved(InspectArguments, recipe.values).show_mask, len(made.tokens.train))
+    count = min(args.show_mask, len(made.tokens.train))
     classes = made.rows.labels if task.name == "classification" else None
     if count and classes is None:
         print(f"\nTokens that the loss counts are {'green' if is_coloured else 'in « »'}.")

@@ -47,6 +47,9 @@ def prepare_command(argv: Sequence[str]) -> int:
     """
     started = time.monotonic()
     made = prepared(*task_of_flags(argv))
+    if made.tokens.summary:
+        print(printable(f"{made.tokens.summary}\n"))
+    show_rows(made, made.tokens.notes)
     folder = made.tokens.folder
     if folder is not None and (folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {folder / REJECTED}")
@@ -56,7 +59,7 @@ def prepare_command(argv: Sequence[str]) -> int:
 
 
 def prepared(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
-    """Read and tokenise the rows of a run. Prints notes and a table of their lengths.
+    """Read and tokenise the rows of a run.
 
     Raises:
         UserError: all problems of the recipe and the rows.
@@ -70,13 +73,15 @@ def prepared(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
     assert rows is not None
-    tokens = task.tokenise(plan, rows)
-    if tokens.summary:
-        print(printable(f"{tokens.summary}\n"))
-    for note in tokens.notes:
+    return Prepared(plan, rows.tokenizer, rows, task.tokenise(plan, rows))
+
+
+def show_rows(made: Prepared, notes: Sequence[str]) -> None:
+    """Print notes to standard error, and a table of lengths."""
+    tokens = made.tokens
+    for note in notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    print(lengths_table(tokens, tokens.max_length or int(plan.data.max_length)))
-    return Prepared(plan, rows.tokenizer, rows, tokens)
+    print(lengths_table(tokens, tokens.max_length or int(made.plan.data.max_length)))
 
 
 def task_of_flags(argv: Sequence[str], *more: type[Any]) -> tuple[Recipe, Task[Any, Any, Any]]:

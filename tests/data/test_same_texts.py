@@ -1,4 +1,4 @@
-"""Texts with one label here and another there."""
+"""Texts that stand in several rows, with one label here and another there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from indictune.config.arguments import DataArguments
-from indictune.data.contradictions import contradictions
+from indictune.data.findings import Finding
 from indictune.data.load_rows import load_splits
 from indictune.data.rows import StoredRows
+from indictune.data.same_texts import same_texts
 
 MULTI = "multi_label_classification"
 
@@ -23,23 +24,40 @@ def split(source: str, *rows: tuple[str, str]) -> StoredRows:
     )
 
 
+def contradictions(splits: dict[str, StoredRows], problem_type: str | None) -> list[Finding]:
+    return [each for each in same_texts(splits, problem_type) if each.name == "conflicting_labels"]
+
+
 TRAIN = split("train", ("a", "yes"), ("b", "yes"), ("a", "no"), ("c", "no"), ("c", "no"), ("d", "yes"))
 
 
 def test_a_text_with_two_labels_in_one_split() -> None:
-    (note,) = contradictions({"train": TRAIN}, None)
-    assert note.startswith("1 texts ")
-    assert note.endswith("train row 1 (yes) and train row 3 (no).")
-    assert "over several splits" not in note
+    (found,) = contradictions({"train": TRAIN}, None)
+    assert (found.count, found.of, found.examples) == (1, 4, ["train row 1 (yes) and train row 3 (no)"])
+    assert "over several splits" not in found.note
+
+
+def test_rows_that_repeat_a_text_are_counted_in_each_split() -> None:
+    held_out = split("validation", ("a", "yes"), ("z", "no"))
+    rows = {"train": TRAIN, "validation": held_out}
+    (found,) = (each for each in same_texts(rows, None) if each.name == "duplicate_rows")
+    assert (found.count, found.of, found.examples, found.warns) == (2, 6, ["train row 3", "train row 5"], False)
+
+
+@pytest.mark.parametrize(("repeated", "rows", "warns"), [(9, 100, False), (10, 1_000, True), (10, 1_100, False)])
+def test_many_duplicates_are_warned_of(repeated: int, rows: int, warns: bool) -> None:
+    many = split("train", *((str(number % (rows - repeated)), "yes") for number in range(rows)))
+    (found,) = same_texts({"train": many}, "regression")
+    assert (found.count, found.warns) == (repeated, warns)
 
 
 def test_a_text_with_another_label_in_another_split() -> None:
     held_out = split("validation", ("d", "no"), ("b", "yes"), ("c", "no"))
-    (note,) = contradictions({"train": TRAIN, "validation": held_out}, None)
-    assert "2 texts" in note
-    assert "1 of them over several splits" in note
-    (note,) = contradictions({"train": split("train", ("d", "yes")), "validation": held_out}, None)
-    assert note.endswith("train row 1 (yes) and validation row 1 (no).")
+    (found,) = contradictions({"train": TRAIN, "validation": held_out}, None)
+    assert found.count == 2
+    assert "1 of them over several splits" in found.note
+    (found,) = contradictions({"train": split("train", ("d", "yes")), "validation": held_out}, None)
+    assert found.examples == ["train row 1 (yes) and validation row 1 (no)"]
 
 
 @pytest.mark.parametrize("kind", [None, "regression", MULTI])

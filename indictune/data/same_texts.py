@@ -1,4 +1,4 @@
-"""Find texts that have one label in one row and another label in another row."""
+"""Find texts that stand in several rows, and those that have other labels there."""
 
 from __future__ import annotations
 
@@ -10,21 +10,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.columns import shortened
+from indictune.data.findings import MAX_EXAMPLES, Finding
 from indictune.data.rows import Column, StoredRows, text_keys
 from indictune.data.targets import MULTI_LABEL, REGRESSION, parts
 
+_MANY_SHARE, _MANY_ROWS = 0.01, 10
 
-def contradictions(splits: Mapping[str, StoredRows], problem_type: str | None) -> list[str]:
-    """A sentence about texts with several labels, in one split or over several; none if there are none.
+
+def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> list[Finding]:
+    """`duplicate_rows` repeat the text of an earlier row of the split.
+
+    `conflicting_labels` are texts with several labels.
 
     Args:
         splits: by name; each has columns `text` and `label`.
         problem_type: of the run. Scores of a regression may differ.
     """
-    if problem_type == REGRESSION:
-        return []
-    rows = list(splits.values())
-    keys = np.concatenate([text_keys(Column(each.table["text"])) for each in rows])
+    keys = {split: text_keys(Column(rows.table["text"])) for split, rows in splits.items()}
+    found = [repeated_rows(rows, keys[split]) for split, rows in splits.items()]
+    if problem_type != REGRESSION:
+        found.append(_contradictions(list(splits.values()), np.concatenate(list(keys.values())), problem_type))
+    return [each for each in found if each.count]
+
+
+def repeated_rows(rows: StoredRows, keys: npt.NDArray[np.uint64]) -> Finding:
+    """Rows whose key, uint64 [rows], an earlier row has."""
+    first_of, whole = np.unique(keys, return_index=True)[1], len(keys)
+    later = np.setdiff1d(np.arange(whole), first_of)
+    examples = [rows.location(int(row)) for row in later[:MAX_EXAMPLES]]
+    count, share = len(later), len(later) / whole
+    where = f", first {examples[0]}" if examples else ""
+    warns = share >= _MANY_SHARE and count >= _MANY_ROWS
+    note = f"{rows.origin} {rows.source}: {count:,} of {whole:,} rows ({share:.1%}) repeat the text of another{where}."
+    return Finding("duplicate_rows", count, whole, note, None, examples, warns)
+
+
+def _contradictions(rows: Sequence[StoredRows], keys: npt.NDArray[np.uint64], problem_type: str | None) -> Finding:
     codes = _codes([each.table["label"] for each in rows], problem_type)
     split_of_row = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     order = np.lexsort((codes, keys))
@@ -32,13 +53,12 @@ def contradictions(splits: Mapping[str, StoredRows], problem_type: str | None) -
     is_same_text = keys[first] == keys[second]
     differs = is_same_text & (codes[first] != codes[second])
     texts = np.unique(keys[first[differs]])
-    if not len(texts):
-        return []
     in_several = np.isin(texts, keys[first[is_same_text & (split_of_row[first] != split_of_row[second])]]).sum()
-    pair = min(zip(first[differs].tolist(), second[differs].tolist(), strict=True))
-    shown = " and ".join(_shown(rows, number) for number in sorted(pair))
+    pairs = sorted(map(sorted, zip(first[differs].tolist(), second[differs].tolist(), strict=True)))
+    examples = [" and ".join(_shown(rows, number) for number in pair) for pair in pairs[:MAX_EXAMPLES]]
     over_splits = f", {in_several:,} of them over several splits" if in_several else ""
-    return [f"{len(texts):,} texts have several labels{over_splits}, such as {shown}."]
+    note = f"{len(texts):,} texts have several labels{over_splits}, such as {''.join(examples[:1])}."
+    return Finding("conflicting_labels", len(texts), len(np.unique(keys)), note, None, examples)
 
 
 def _codes(labels: Sequence[pa.ChunkedArray], problem_type: str | None) -> npt.NDArray[np.int64]:

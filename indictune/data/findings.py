@@ -1,0 +1,63 @@
+"""What is found in the rows of a run: something that several rows have, counted, with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that some of the rows, words or tokens have.
+
+    Attributes:
+        name: of the kind, such as `near_duplicates`.
+        count: how many have it.
+        of: how many were looked at.
+        note: a sentence for the user.
+        language: of the rows; None for all languages.
+        examples: the first few, as texts.
+        warns: whether a run warns of it. Others are only listed.
+    """
+
+    name: str
+    count: int
+    of: int
+    note: str
+    language: str | None = None
+    examples: list[str] = field(default_factory=list)
+    warns: bool = True
+
+    @property
+    def share(self) -> float:
+        """Of those that were looked at."""
+        return self.count / max(self.of, 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `health.json` has it."""
+        return {"name": self.name, "language": self.language, "share": self.share} | asdict(self)
+
+
+class Found:
+    """Notes for the user and findings, collected while rows are read."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.findings: list[Finding] = []
+
+    def facts(self) -> dict[str, Any]:
+        """As `write_facts` stores them. The notes include the warnings."""
+        return {"notes": self.notes + warnings(self.findings), "findings": [asdict(each) for each in self.findings]}
+
+
+def findings_in(facts: Mapping[str, Any]) -> list[Finding]:
+    """The findings among stored facts."""
+    return [Finding(**each) for each in facts["findings"]]
+
+
+def warnings(findings: Iterable[Finding]) -> list[str]:
+    """The notes that a run warns of."""
+    return [each.note for each in findings if each.warns]

@@ -1,0 +1,65 @@
+"""Held-out texts that nearly stand in the training rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from indictune.data.near_duplicates import near_duplicates
+
+TWEET = "@user yeh film bahut achhi thi, sab log dekhne jao http"
+HINDI = "यह फिल्म बहुत अच्छी थी, सब लोग देखने जाओ"
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        (TWEET, "RT @user: Yeh film bahut achhi thi!! Sab log dekhne jao 🙏"),
+        (TWEET, "yeh film bahut achhi thi sab log dekhne jaoo"),
+        (HINDI, HINDI.replace(",", " ।").replace("जाओ", "जाओ 🙏")),
+    ],
+    ids=["retweet", "letter", "hindi"],
+)
+def test_a_text_that_differs_in_what_does_not_count_is_found(train: str, held_out: str) -> None:
+    (found,) = near_duplicates(["something else entirely, twenty letters", train], ["another long text, no", held_out])
+    assert (found.held_out, found.train) == (1, 1)
+    assert found.similarity > 0.8
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        (TWEET, TWEET),  # a leaked row
+        ("nice movie", "nice movie!"),  # too short
+        (TWEET, "@user yeh gaana bahut bura tha, sab log mat suno http"),
+    ],
+    ids=["same", "short", "other"],
+)
+def test_other_texts_are_not(train: str, held_out: str) -> None:
+    assert near_duplicates([train, HINDI], [held_out]) == []
+
+
+def test_a_text_with_the_same_twin_is_no_near_duplicate_of_another() -> None:
+    assert near_duplicates([TWEET.upper(), TWEET], [TWEET]) == []
+
+
+def test_all_pairs_above_the_similarity_are_found_and_no_other() -> None:
+    draw, letters = random.Random(0), "abcdefghij"
+
+    def changed(text: str, times: int) -> str:
+        for _ in range(times):
+            place = draw.randrange(len(text))
+            text = text[:place] + draw.choice(letters) + text[place + 1 :]
+        return text
+
+    train = ["".join(draw.choices(letters, k=120)) for _ in range(300)]
+    held_out = [changed(text, number % 8) for number, text in enumerate(train)]
+    pieces = [[{text[at : at + 5] for at in range(116)} for text in texts] for texts in (train, held_out)]
+    similar = {
+        number
+        for number, (one, other) in enumerate(zip(*pieces, strict=True))
+        if train[number] != held_out[number] and len(one & other) / len(one | other) >= 0.8
+    }
+    assert 50 < len(similar) < 200
+    assert {each.held_out for each in near_duplicates(train, held_out)} == similar
