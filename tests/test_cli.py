@@ -87,6 +87,13 @@ def test_both_commands_are_installed() -> None:
         assert (result.returncode, result.stdout) == (0, USAGE)
 
 
+def test_doctor_gets_its_strategy_from_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "recipes/sentiment/demo.yaml", "--strategy", "zero3"]) == 2
+    message = capsys.readouterr().err
+    assert "accelerate launch" in message
+    assert message.endswith("[doctor-under-launcher]\n")
+
+
 def test_the_exit_code_of_a_verb_reaches_the_shell() -> None:
     result = start([*python(), "indictune/__main__.py", "checkpoint"])
     assert result.returncode == 2, result.stderr

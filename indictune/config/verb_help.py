@@ -9,7 +9,7 @@ from indictune.config.flag_table import LAUNCH_FLAGS, Flag, flags_of
 from indictune.config.help import help_of
 from indictune.config.read_words import early_problems, split_flags, unknown_name
 from indictune.config.task_names import SCRIPTS, WORDS
-from indictune.errors import Problems
+from indictune.errors import Problem, Problems, problem
 
 _TRAINS = ("train", "prepare", "inspect", "plan", "doctor", "parity")  # with the flags of a task
 
@@ -40,8 +40,15 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     known = [name for program in programs for name in flags_of(program)]
     if known:
         known += ["config", *(["model"] if verb == "plan" else []), *(each.name for each in more)]
-        problems = Problems(unknown_name(name, "--", known) for name in flags if name not in known)
+        problems = Problems(_unknown(verb, name, flags[name], known) for name in flags if name not in known)
         if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
             problems += early_problems(flags, programs)
         problems.raise_any()
     return ""
+
+
+def _unknown(verb: str, name: str, words: Sequence[str], known: Sequence[str]) -> Problem:
+    """The problem of a flag that a verb does not have."""
+    if verb == "doctor" and name in {each.name for each in LAUNCH_FLAGS}:
+        return problem("doctor-under-launcher", f"--{name}", " ".join(words))
+    return unknown_name(name, "--", known)

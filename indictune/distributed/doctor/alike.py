@@ -28,5 +28,5 @@ def alike_lines(by_rank: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> l
             text = f"{name} of {named(ranks, hosts)}: {value}; the others have {usual}"
             found.append(Line(CHECK, "fail", text, _CURE))
     alone = len(by_rank) == 1
-    ok = "one process" if alone else f"{len(by_rank[0])} values, of flags, seed, rows, packages and strategy file"
-    return found or [Line(CHECK, "ok", ok)]
+    ok = f"{len(by_rank[0])} values: flags, seeds, rows, packages and strategy file"
+    return found or [Line(CHECK, "ok", "one process" if alone else ok)]

@@ -56,7 +56,9 @@ def _shown(named: Any, split: str, has_weights: bool = False) -> str:
         digest, size = hashlib.sha256(), 0
         for file in files:
             size += _add(digest, Path(file))
-    except (OSError, UserError) as error:
+    except OSError as error:
+        return f"{_UNREADABLE}: {error.filename}: {error.strerror}"
+    except UserError as error:
         return f"{_UNREADABLE}: {error}"
     return f"{len(files)} file(s), {size:,} bytes, digest {digest.hexdigest()[:_DIGITS]}"
 
