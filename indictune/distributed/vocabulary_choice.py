@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
+from indictune.config.plan import AnyPlan
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import gathered
 from indictune.errors import Problem, UserError, problem
@@ -26,6 +27,7 @@ from indictune.models.active_vocabulary import (
     used_ids,
 )
 from indictune.models.load import Model
+from indictune.models.parameter_counts import meta_model
 
 logger = logging.getLogger(__name__)
 
@@ -98,3 +100,15 @@ def rows_to_train(
     if args.active_vocabulary == "auto" and len(row_ids) > (1 - LEAST_UNUSED_SHARE) * embedding.num_embeddings:
         return None
     return row_ids
+
+
+def count_active_rows(
+    plan: AnyPlan, datasets: Iterable[Dataset | None], tokenizer: PreTrainedTokenizerBase
+) -> int | None:
+    """How many rows of the embedding a run would train, without its weights; None for all."""
+    if "active_vocabulary" not in plan.configuration or plan.model.method != "full":
+        return None
+    assert plan.model_config is not None
+    own = meta_model(plan.model, plan.model_config, plan.head).own
+    row_ids = rows_to_train(own, cast(SentimentTrainingArguments, plan.training), datasets, tokenizer)
+    return None if row_ids is None else len(row_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import RunPlan
@@ -15,6 +16,8 @@ from indictune.distributed.axes import shown_axes
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.out_of_memory import killed_for_memory
 from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.distributed.planning.rank_weights import ModelWeights
+from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
 from indictune.models.parameter_counts import ParameterCounts, meta_model
 from indictune.preflight.checks import preflight, read_rows
@@ -44,11 +47,13 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
     assert plan.model_config is not None
-    meta = meta_model(plan.model, plan.model_config, task.head)
+    active_rows = count_active_rows(plan, tokens.datasets, rows.tokenizer)
+    meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
+    counts = replace(meta.counts, total=meta.counts.total + ModelWeights(meta).unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
     for note in [*strategy_file.notes(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    parts = [plan_table(task_name, plan, tokens, meta.counts), lengths_table(tokens, plan.data.max_length)]
+    parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
     parts.append(memory_table(estimate_memory(plan, meta, longest), longest))
     print(printable("\n".join([*filter(None, (tokens.summary,)), *parts])))
     print("Nothing was trained or written. Leave out --dry_run to start.")

@@ -13,7 +13,7 @@ from indictune.distributed.planning.candidates import Candidate, candidates
 from indictune.distributed.planning.hardware import Machine
 from indictune.distributed.planning.micro_batches import RowLengths, unknown_lengths
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.vocabulary_choice import rows_to_train
+from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problems, problems_of
 from indictune.models.load import stored_quantisation
 from indictune.models.parameter_counts import meta_model
@@ -104,8 +104,4 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
     of_rows, of_texts = lengths_of(tokens.train).double(), text_lengths(tokens.train).double()
     attended = float(of_texts.square().sum() / of_texts.sum())
     lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
-    if plan.configuration.get("active_vocabulary") is None or plan.model.method != "full":
-        return plan, lengths, None
-    own = meta_model(plan.model, config, plan.head).own
-    row_ids = rows_to_train(own, cast(Any, plan.training), tokens.datasets, cast(Any, inputs.tokenizer))
-    return plan, lengths, None if row_ids is None else len(row_ids)
+    return plan, lengths, count_active_rows(plan, tokens.datasets, cast(Any, inputs.tokenizer))

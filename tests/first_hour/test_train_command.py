@@ -105,6 +105,21 @@ def test_a_dry_run_prints_plan_tokens_and_memory_and_writes_nothing(
     assert sorted(path.name for path in empty.iterdir()) == ["tweets.csv"]
 
 
+def test_a_dry_run_counts_the_rows_of_the_embedding_that_are_trained(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = []
+    for choice in ("on", "off"):
+        words = ["train", "sentiment", "--train_file", "tweets.csv", "--active_vocabulary", choice, "--dry_run"]
+        assert main(words) == 0
+        found = re.search(r"([\d,]+) of ([\d,]+) parameters are trained", capsys.readouterr().out)
+        assert found is not None
+        trained.append(tuple(int(each.replace(",", "")) for each in found.groups()))
+    (active, whole), off = trained
+    assert active < whole
+    assert off == (whole, whole)
+
+
 def test_a_dry_run_into_a_file_has_no_bars_and_no_words_of_libraries(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
