@@ -13,13 +13,13 @@ from datasets import Dataset
 from transformers import Trainer
 
 from indictune.config.arguments import Method
-from indictune.config.plan import AnyPlan
+from indictune.config.plan import AnyPlan, Axes
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of
 from indictune.distributed.devices import meta_of
 from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.held import held_bytes, own_optimizer
+from indictune.distributed.planning.held import held_by
 from indictune.distributed.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
@@ -28,6 +28,12 @@ from indictune.models.parameter_counts import MetaModel
 # A change fits if its estimate is below this share of the memory, and of the estimate of what did not fit.
 _SHARE = 0.9
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
+# Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.
+_OTHER_FILES = {
+    **dict.fromkeys(("ddp", "zero1", "zero2"), ("fsdp2", "zero3", "fsdp2_offload")),
+    "fsdp2": ("zero3", "fsdp2_offload"),
+    "zero3": ("zero3_offload",),
+}
 _UNITS = {"byte": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _AMOUNT = r"([\d.]+) ?(bytes?|[KMGT]iB)\b"
 _ASKED = re.compile(rf"tried to allocate {_AMOUNT}|Unable to allocate {_AMOUNT}|malloc of size (\d+) failed", re.I)
@@ -125,7 +131,7 @@ def _advice(
     estimate = f" The largest part of an estimated {shown_bytes(own.total_bytes)} is {own.largest}, {size}"
     if trainer is None or trainer.model is None:
         return {"estimate": f"{estimate} ({_listed(asdict(own))}).", "change": smallest_change(plan, needed, capacity)}
-    held = held_bytes(trainer.model, own_optimizer(trainer.optimizer))
+    held = held_by(trainer.model, trainer.optimizer)
     estimate += f". Predicted, and held now: {compared(own, held, used)}{'' if plan.gpus else ' with Python'}."
     return {"estimate": estimate, "change": smallest_change(plan, needed, capacity, known)}
 
@@ -201,13 +207,14 @@ def _changes(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
         for flags, _, changed in _of_the_batch(kept):
             yield f"--gradient_checkpointing true {flags}", "; the result stays the same", changed
     smallest = [(flags, changed) for flags, _, changed in _of_the_batch(kept)][-1:]
-    family = engine_of(plan.launch.strategy)
-    for strategy in ("fsdp2", "fsdp2_offload"):
-        spread = replace(plan.launch, strategy=strategy)
-        if plan.launch.world_size > 1 and family in ("ddp", "zero1", "zero2") and plan.model.method != "qlora":
-            yield f"--strategy {strategy} (accelerate_configs/{strategy}.yaml)", "", replace(plan, launch=spread)
-            for flags, changed in smallest:
-                yield f"--strategy {strategy} and {flags}", "", replace(changed, launch=spread)
+    family, splits_model = engine_of(plan.launch.strategy), plan.launch.axes.model_ranks > 1
+    spreads = plan.launch.world_size > 1 and not splits_model and plan.model.method != "qlora"
+    for strategy in _OTHER_FILES.get(family, ()) if spreads else ():
+        axes = Axes(is_sharded=strategy.startswith("fsdp2"))
+        spread = replace(plan.launch, strategy=strategy, axes=axes)
+        yield f"--strategy {strategy} (accelerate_configs/{strategy}.yaml)", "", replace(plan, launch=spread)
+        for flags, changed in smallest:
+            yield f"--strategy {strategy} and {flags}", "", replace(changed, launch=spread)
     methods = _SMALLER_METHODS[plan.model.method]
     for method in methods if family in ("single", "ddp") else methods[:1]:
         model = replace(plan.model, method=method)

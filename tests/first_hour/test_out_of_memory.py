@@ -21,7 +21,7 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from indictune.cli import main
 from indictune.config.arguments import DataArguments
-from indictune.config.plan import AnyPlan, Launch, unresolved
+from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.distributed import host_memory
 from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.machine_failures import check_interfaces
@@ -41,6 +41,7 @@ ENCODER = BertConfig(vocab_size=250_000)  # 278 million parameters: 4.4 GB of we
 LLAMA_8B = LlamaConfig(vocab_size=128_256, num_key_value_heads=8, intermediate_size=14_336)
 ALONE = Launch("single")
 DDP = Launch("ddp", world_size=4, local_world_size=4)
+FSDP2 = replace(DDP, strategy="fsdp2", axes=Axes(is_sharded=True))
 GIB = 2**30
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 MiB is "
@@ -68,20 +69,22 @@ def rows_at_once(rows: int, at_once: int, launch: Launch = ALONE) -> AnyPlan:
 @pytest.mark.parametrize(
     ("plan", "capacity", "flags"),
     [
-        (rows_at_once(64, 64), 12, "--per_device_train_batch_size 16"),
-        (rows_at_once(48, 12, DDP), 8, "--per_device_train_batch_size 6"),
-        (plan_for(ENCODER, 512, max_tokens_per_device=8192), 8, "--max_tokens_per_device 4096"),
-        (plan_for(LLAMA_8B, 8192, "lora", **ONE_ROW), 40, "--gradient_checkpointing true"),
+        (rows_at_once(64, 64), 12, "--per_device_train_batch_size 16 ("),
+        (rows_at_once(48, 12, DDP), 8, "--per_device_train_batch_size 6 ("),
+        (plan_for(ENCODER, 512, max_tokens_per_device=8192), 8, "--max_tokens_per_device 4096 ("),
+        (plan_for(LLAMA_8B, 8192, "lora", **ONE_ROW), 40, "--gradient_checkpointing true ("),
         (plan_for(LLAMA_8B, 2048, launch=DDP, **KEPT), 80, "--strategy fsdp2 (accelerate_configs/fsdp2.yaml)"),
-        (plan_for(LLAMA_8B, 2048, **KEPT), 24, "--method lora"),
-        (plan_for(LLAMA_8B, 2048, "lora", **KEPT), 12, "--method qlora"),
+        (plan_for(LLAMA_8B, 2048, launch=FSDP2, gradient_accumulation_steps=16, **KEPT), 48, "--strategy zero3 "),
+        (plan_for(LLAMA_8B, 2048, launch=replace(DDP, strategy="zero3"), **KEPT), 24, "--strategy zero3_offload "),
+        (plan_for(LLAMA_8B, 2048, **KEPT), 24, "--method lora ("),
+        (plan_for(LLAMA_8B, 2048, "lora", **KEPT), 12, "--method qlora ("),
     ],
 )  # fmt: skip
 def test_the_smallest_change_that_fits_is_named(plan: AnyPlan, capacity: int, flags: str) -> None:
     """The capacity is in GiB. The estimates are in tests/distributed/planning/test_memory.py."""
     needed = estimated(plan)
     assert needed is not None
-    assert smallest_change(plan, needed, capacity * GIB).startswith(f"Use {flags} (")
+    assert smallest_change(plan, needed, capacity * GIB).startswith(f"Use {flags}")
 
 
 def test_processes_on_one_cpu_share_its_memory() -> None:
@@ -174,30 +177,38 @@ def test_a_run_without_memory_for_its_second_step_is_answered(finished_run: Fini
 
 
 PAIR = re.compile(r"(parameters|gradients|optimizer states) ([\d.]+) MB, ([\d.]+) MB")
+TRAINER, RUNNER = "training.exact_trainer:ExactTrainer", "distributed.pipeline.runner:Runner"
+STAGES = ("--megatron_lm_pp_degree", "2", "--megatron_lm_use_custom_fsdp", "true")  # in shards
 
 
 @pytest.mark.parametrize(
     ("strategy", "place"),
     [
-        ("single", "ExactTrainer._get_grad_norm:2"),
-        pytest.param("fsdp2", "ExactTrainer._get_grad_norm:2@1", marks=pytest.mark.slow),
+        ("single", f"{TRAINER}._get_grad_norm:2"),
+        # Between micro-batches, and before the last backward pass of the first and the last stage.
+        pytest.param("fsdp2", f"{TRAINER}.training_step:4@1", marks=pytest.mark.slow),
+        pytest.param("zero3", f"{TRAINER}.training_step:4@1", marks=pytest.mark.slow),
+        pytest.param("pipeline", f"{RUNNER}._backward:8@0", marks=pytest.mark.slow),
+        pytest.param("pipeline", f"{RUNNER}._backward:8@3", marks=pytest.mark.slow),
     ],
+    ids=["single", "fsdp2", "zero3", "first stage", "last stage"],
 )
 def test_what_a_rank_held_stands_beside_what_was_predicted(
     strategy: str, place: str, finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    flags = ("--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"))
-    launch = python() if strategy == "single" else accelerate(strategy, 2)
-    event = f"OUT_OF_MEMORY@indictune.training.exact_trainer:{place}"
-    result = start([*launch, "tests/faults/faulty.py", event, SCRIPT, *flags])
+    rank, in_stages = place.partition("@")[2], strategy == "pipeline"
+    launch = [*accelerate(strategy, 4), *STAGES] if in_stages else accelerate(strategy, 2) if rank else python()
+    sizes = ("--global_batch_size", "8", "--per_device_train_batch_size", "1" if in_stages else "2")
+    flags = ("--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), *sizes)
+    result = start([*launch, "tests/faults/faulty.py", f"OUT_OF_MEMORY@indictune.{place}", SCRIPT, *flags])
     assert result.returncode == 1
     message = json.loads((tmp_path / "out/status.json").read_text(encoding="utf-8"))["message"]
-    assert message.startswith("[rank 1] Out of memory on the GPU" if "@1" in place else "Out of memory on the GPU")
-    found = {name: (float(predicted), float(held)) for name, predicted, held in PAIR.findall(message)}
-    assert len(found) == 3
-    for predicted, held in found.values():
-        assert predicted == pytest.approx(held, rel=0.05)
+    assert message.startswith(f"[rank {rank}] Out of memory" if rank in ("1", "3") else "Out of memory on the GPU")
     assert message.count("[out-of-memory]") == 1
+    found = PAIR.findall(message)
+    assert len(found) == 3
+    for _, predicted, held in found:
+        assert float(predicted) == pytest.approx(float(held), rel=0.05, abs=0.11)  # of one decimal
 
 
 def test_all_else_is_what_no_term_has() -> None:

@@ -40,17 +40,36 @@ def held_bytes(
     return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
 
 
-def own_optimizer(optimizer: Any) -> Optimizer | None:
-    """torch's own optimizer inside those of accelerate (1.15) and DeepSpeed (0.19); None before there is one."""
+def held_by(model: nn.Module, optimizer: Any) -> dict[str, int]:
+    """As `held_bytes`, of a Trainer's model and its optimizer, which accelerate (1.15) and DeepSpeed (0.19) wrap.
+
+    DeepSpeed keeps gradients, and the weights that ZeRO-3 updates, by names of its own.
+    """
+    copies, gradients = list[Any](), list[Any]()
     while isinstance(optimizer, AcceleratedOptimizer) or not isinstance(optimizer, Optimizer | None):
+        own = vars(optimizer)
+        copies += own.get("fp32_partitioned_groups_flat", ())
+        if "grad_partitions_flat_buffer" in own:  # of ZeRO-3, whose other names are views of it
+            gradients.append(own["grad_partitions_flat_buffer"])
+        else:
+            groups = [*own.get("averaged_gradients", {}).values(), *own.get("all_grad_tensors", {}).values()]
+            gradients += [each for group in groups for each in group or ()]
         optimizer = optimizer.optimizer
-    return optimizer
+    counted = dict[int, torch.Tensor]()
+    found = held_bytes(model, optimizer, counted)
+    found["parameters"] += _bytes_of(copies, counted)
+    found["gradients"] += _bytes_of(gradients, counted)
+    return found
 
 
 def _whole_gradients(model: nn.Module) -> Iterator[Any]:
-    """The gradients that FSDP2 (torch 2.13) has not scattered yet, which no parameter of the model shows."""
+    """The gradients that FSDP2 (torch 2.13) has not scattered yet, which no parameter of the model shows.
+
+    The module that FSDP2 shards at the root of a pipeline's stage is outside the model.
+    """
     states = [each._get_fsdp_state() for each in model.modules() if isinstance(each, FSDPModule)]
-    for each in [own for state in states for group in state._fsdp_param_groups for own in group.fsdp_params]:
+    states += [other for each in states for other in each._state_ctx.all_states]
+    for each in {own for state in states for group in state._fsdp_param_groups for own in group.fsdp_params}:
         unsharded = vars(each).get("_unsharded_param")  # there is none before the first forward pass
         yield from (each.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad)
 
