@@ -30,7 +30,7 @@ from indictune.config.command_arguments import (
     PushArguments,
     TalkArguments,
 )
-from indictune.config.serving_arguments import ServeArguments
+from indictune.config.serving_arguments import DemoArguments, ServeArguments
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -53,6 +53,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": PredictArguments,
     "chat": TalkArguments,
     "serve": ServeArguments,
+    "demo": DemoArguments,
     "merge": MergeArguments,
     "export": ExportArguments,
     "push": PushArguments,

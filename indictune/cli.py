@@ -39,6 +39,8 @@ verbs:
               FOLDER [--temperature T] [--max_new_tokens N]
   serve       answer HTTP requests with a classifier
               FOLDER [--host H] [--port P]
+  demo        try a model on a page, or write it as a Space
+              FOLDER [--port P] [--export FOLDER]
   merge       make an adapter and its base one model
               ADAPTER --output_dir D [--dtype T]
   export      write a model for ONNX Runtime or llama.cpp
@@ -59,6 +61,7 @@ _MEANT = {
     **dict.fromkeys(("classify", "classification"), "train sentiment"),
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
     **dict.fromkeys(("server", "api", "deploy"), "serve"),
+    **dict.fromkeys(("gradio", "space", "web", "ui"), "demo"),
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
     **dict.fromkeys(("upload", "publish", "push_to_hub"), "push"),
@@ -208,6 +211,15 @@ def serve(argv: Sequence[str]) -> int:
     return serve_command(argv)
 
 
+def demo(argv: Sequence[str]) -> int:
+    """Show a model on a page."""
+    from indictune.demo.command import demo_command
+    from indictune.supervise.logs import log_to_console
+
+    log_to_console()
+    return demo_command(argv)
+
+
 def merge(argv: Sequence[str]) -> int:
     """Make an adapter and its base one model."""
     from indictune.hub.made_models import merge_with_card
@@ -245,7 +257,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
     for each in (
         *(train, recipes, prepare, inspect, plan, doctor, parity),
-        *(evaluate, predict, chat, serve, merge, export, push, checkpoint),
+        *(evaluate, predict, chat, serve, demo, merge, export, push, checkpoint),
     )
 }
 

@@ -33,7 +33,7 @@ LAYERS = [
     {"indictune.prediction"},
     {"indictune.export"},
     {"indictune.train_command", "indictune.recipes_command"},
-    {"indictune.parity", "indictune.serving"},
+    {"indictune.parity", "indictune.serving", "indictune.demo"},
     {"indictune.cli", "indictune.__main__", "scripts"},
     {"indictune.api", "indictune"},  # what `import indictune` gives
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from indictune.config.command_arguments import PredictArguments
+from indictune.config.command_arguments import PredictArguments, TalkArguments
 from indictune.config.fields import Checked, flag
 from indictune.errors import Problem, problem
 
@@ -65,3 +66,52 @@ class ServeArguments(Checked):
             bf16=self.bf16,
             fp16=self.fp16,
         )
+
+
+@dataclass
+class DemoArguments(Checked):
+    """Which finished model is shown on a page, and where."""
+
+    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
+    host: str = flag("127.0.0.1", "Address to listen on. The default is reached from this machine alone.")
+    port: int = flag(7860, "Port to listen on; 0 takes a free one.")
+    export: str | None = flag(
+        None, "Write a folder that a Space of the Hub runs, instead of starting the page. Must not exist, or be empty."
+    )
+    max_new_tokens: int | None = flag(None, "Most tokens of an answer of a language model. Default: 256.")
+    temperature: float | None = flag(
+        None, "How a language model draws tokens: 0, the default, takes the likeliest one. 1 is usual."
+    )
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no model, and an impossible port."""
+        yield from super().check()
+        if not self.model:
+            yield problem("command-needs-model", "--model", command="demo")
+        if self.port > _PORTS:
+            yield problem("port-unknown", "--port", self.port, most=_PORTS)
+
+    @property
+    def name(self) -> str:
+        """Of the model, as visitors read it: without the path to its folder."""
+        return Path(self.model).resolve().name
+
+    @property
+    def reading(self) -> PredictArguments:
+        """How a classifier reads texts."""
+        trust_code, trust_pickles = self.trust_remote_code, self.trust_checkpoint
+        return PredictArguments(model=self.model, trust_remote_code=trust_code, trust_checkpoint=trust_pickles)
+
+    @property
+    def talking(self) -> TalkArguments:
+        """How a language model answers."""
+        given = {name: value for name, value in self.of_answers.items() if value is not None}
+        trust_code, trust_pickles = self.trust_remote_code, self.trust_checkpoint
+        return TalkArguments(self.model, **given, trust_remote_code=trust_code, trust_checkpoint=trust_pickles)
+
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """The flags of a language model on this machine."""
+        return {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}

@@ -1,0 +1,112 @@
+"""Write a demo as a folder that a Space of the Hub runs as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import SpaceCardData
+
+from indictune.cache_folders import check_outside_checkpoints
+from indictune.config.arguments import ModelArguments
+from indictune.demo.kind import talks
+from indictune.errors import UserError
+from indictune.files import write_whole
+from indictune.hub.card import CARD
+from indictune.hub.card_facts import is_hub_name
+from indictune.hub.public_text import escaped
+from indictune.hub.push import model_files, published
+from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.prediction.served_model import classifier_config
+
+# Module of the package -> file of a Space.
+_SHARED = {"indictune.demo.page": "page.py", "indictune.data.languages": "languages.py"}
+_PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
+_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+_README = """\
+# {title}
+
+A page to try the model in `model/` on.
+
+```bash
+pip install gradio=={gradio} -r requirements.txt
+python app.py
+```
+
+The texts that you type stay on the machine that runs the page.
+"""
+
+
+def export(model: Path, target: Path) -> None:
+    """Write app, requirements, README and the model's files.
+
+    Args:
+        model: folder of a finished model.
+        target: a new or an empty folder.
+
+    Raises:
+        UserError: the folder is not empty, or the model needs files of this machine.
+    """
+    is_talker = talks(model)
+    _check(model, target, is_talker)
+    title = model.resolve().name
+    for name in published(model, model_files(model)):
+        (target / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(model / name, target / "model" / name)
+    modules = ["indictune.demo.page", *([] if is_talker else ["indictune.data.languages"])]
+    for module in modules:
+        write_whole(target / _SHARED[module], _source(module))
+    app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
+    write_whole(target / "app.py", app.replace('"TITLE"', json.dumps(title, ensure_ascii=False)))
+    needed = [
+        f"{name}=={version(name).partition('+')[0]}"
+        for name in _PACKAGES
+        if not (is_talker and name.startswith("lingua"))
+    ]
+    write_whole(target / "requirements.txt", "".join(f"{line}\n" for line in needed))
+    write_whole(target / ".gitattributes", _ATTRIBUTES)
+    write_whole(target / CARD, _readme(model, title))
+
+
+def _check(model: Path, target: Path, is_talker: bool) -> None:
+    if (model / ADAPTER_CONFIG).is_file():
+        raise UserError("export-of-adapter", "--export", target, model=model)
+    if not is_talker:
+        classifier_config(ModelArguments(str(model)))
+    check_outside_checkpoints(target, "--export")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError("output-exists", "--export", target)
+
+
+def _source(module: str) -> str:
+    """The program of a module, with its shared modules beside it."""
+    package, _, name = module.rpartition(".")
+    text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    for shared, file in _SHARED.items():
+        text = text.replace(f"from {shared} import", f"from {file.removesuffix('.py')} import")
+    return text
+
+
+def _readme(model: Path, title: str) -> str:
+    card = (model / CARD).read_text(encoding="utf-8") if (model / CARD).is_file() else ""
+    found = re.match(r"---\n(.*?)\n---\n", card, flags=re.DOTALL)
+    described: Mapping[str, Any] = yaml.safe_load(found[1]) if found else {}
+    metadata = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=version("gradio"),
+        app_file="app.py",
+        license=described.get("license"),
+        models=[base] if is_hub_name(base := str(described.get("base_model") or "")) else None,
+        emoji="💬",
+        colorFrom="indigo",
+        colorTo="green",
+    )
+    return f"---\n{metadata.to_yaml()}\n---\n\n{_README.format(title=escaped(title), gradio=version('gradio'))}"

@@ -1,0 +1,36 @@
+"""A text classifier on a page. `model/` has its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import pipeline
+
+from indictune.data.languages import language_of
+from indictune.demo.page import Answer, Classify, classifier_page
+
+
+def classifying(folder: Path) -> Classify:
+    """Labels a text. The saved tokenizer cleans and cuts it as in training."""
+    run: Any = pipeline("text-classification", str(folder), top_k=None)
+    kind = run.model.config.problem_type
+    threshold = getattr(run.model.config, "threshold", 0.5)
+
+    def classify(text: str) -> Answer:
+        language = language_of(text)
+        if not text.strip():
+            return Answer("", None, language)
+        scores = {each["label"]: float(each["score"]) for each in run([text], truncation=True)[0]}
+        if kind == "regression":
+            return Answer(f"{next(iter(scores.values())):.4g}", None, language)
+        if kind == "multi_label_classification":
+            return Answer(", ".join(name for name in scores if scores[name] >= threshold) or "none", scores, language)
+        return Answer(max(scores, key=scores.__getitem__), scores, language)
+
+    return classify
+
+
+if __name__ == "__main__":
+    model = Path(__file__).with_name("model")
+    classifier_page("TITLE", classifying(model)).launch()
