@@ -93,7 +93,8 @@ def _equal(config: PreTrainedConfig, expected: np.ndarray, found: np.ndarray, ke
         same: np.ndarray = ((expected.argmax(-1) == found.argmax(-1)) | ~kept).all(1)
         return same
     if config.problem_type == REGRESSION:
-        return np.abs(expected - found)[:, 0] <= ROUNDING
+        near: np.ndarray = np.abs(expected - found)[:, 0] <= ROUNDING
+        return near
     names = class_names(config)
     labels = (labels_and_scores(config, names, logits)["label"].to_pylist() for logits in (expected, found))
     return np.array([ours == theirs for ours, theirs in zip(*labels, strict=True)])
