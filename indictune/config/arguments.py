@@ -125,6 +125,17 @@ class SourceArguments(BadRowArguments):
         VALIDATION_SHARE,
         "Without validation rows, hold out this share of the training rows, by label and language. 0: none.",
     )
+    max_unknown_share: float = flag(
+        0.3,
+        "Stop if the tokenizer does not know more than this share of the tokens of a language and script, or of all "
+        "rows. 1: never.",
+    )
+    max_collision_share: float | None = flag(
+        None, "Stop if the tokenizer reads more than this share of a language's words as another word. Default: warn."
+    )
+    max_near_duplicate_share: float | None = flag(
+        None, "Stop if more than this share of the held-out rows nearly repeat a training row. Default: warn."
+    )
 
     def check(self) -> Iterator[Problem]:
         """Refuse no source of training rows or two, and a split that is not needed."""
@@ -156,7 +167,9 @@ class DataArguments(TextArguments, SourceArguments):
         "tokens, within the model's positions.",
     )
     drop_leaked_rows: bool = flag(False, "Remove training rows whose text is also in the validation or test rows.")
-    allow_unknown: bool = flag(False, "Train although the tokenizer does not know a third of a language's tokens.")
+    max_conflict_share: float | None = flag(
+        None, "Stop if more than this share of the texts have several labels in several rows. Default: warn."
+    )
     problem_type: ProblemType | None = flag(
         None,
         "What a label is: one class (the default), a number, or several classes (`a|b`, or a list in json and "

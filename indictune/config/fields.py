@@ -56,6 +56,9 @@ AT_LEAST = {
 # Fields that hold a share or a probability, below 1. None is allowed.
 SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
 
+# Fields that hold the largest share that is accepted: 1 accepts all. None is allowed.
+LIMITS = ("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share")
+
 
 class OneOrMore(argparse.Action):
     """Store one word as a text, and several as a list."""
@@ -76,7 +79,7 @@ def flag(default: Any, help: str, **more: Any) -> Any:
 
 
 def check_ranges(arguments: Any) -> list[Problem]:
-    """Refuse single values that `AT_LEAST` and `SHARES` exclude, NaN included."""
+    """Refuse single values that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
     given = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
     found = [
         problem("expected-at-least", f"--{name}", given[name], smallest=smallest)
@@ -84,7 +87,9 @@ def check_ranges(arguments: Any) -> list[Problem]:
         if given.get(name) not in (None, AUTO) and not given[name] >= smallest
     ]
     wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
-    return found + [problem("share-expected", f"--{name}", given[name]) for name in wrong_shares]
+    found += [problem("share-expected", f"--{name}", given[name]) for name in wrong_shares]
+    wrong_limits = [name for name in LIMITS if given.get(name) is not None and not 0 <= given[name] <= 1]
+    return found + [problem("limit-expected", f"--{name}", given[name]) for name in wrong_limits]
 
 
 class Checked:

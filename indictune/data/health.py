@@ -34,10 +34,16 @@ from indictune.data.near_duplicates import near_duplicates
 from indictune.data.rows import StoredRows
 from indictune.data.targets import REGRESSION, names
 from indictune.data.tokenizer_health import MEASURED_ROWS, LanguageHealth, language_health, language_table
+from indictune.errors import Problems, problem
 from indictune.files import HEALTH
 
 _MAX_TRAIN, _MAX_HELD_OUT = 50_000, 5_000  # rows whose texts are compared; two seconds
 _MANY_NEAR = 0.01
+_LIMITS = {
+    "token_collisions": ("max_collision_share", "token-collisions"),
+    "near_duplicates": ("max_near_duplicate_share", "near-duplicates"),
+    "conflicting_labels": ("max_conflict_share", "conflicting-labels"),
+}
 _MAX_COLUMNS = 8  # labels of the table
 
 
@@ -87,6 +93,21 @@ class Health:
         return "\n\n".join(
             [*parts, *(["\n".join(f"- {each.note}" for each in self.findings)] if self.findings else [])]
         )
+
+
+def check_health(health: Health | None, configuration: Mapping[str, Any]) -> None:
+    """Refuse rows that pass a limit, such as `--max_collision_share`, in the configuration of a run.
+
+    Raises:
+        UserError: one problem for each finding.
+    """
+    problems = Problems()
+    for each in () if health is None else health.findings:
+        flag, code = _LIMITS.get(each.name, ("", ""))
+        limit = configuration.get(flag)
+        if limit is not None and each.share > limit:
+            problems.append(problem(code, f"--{flag}", limit, note=each.note))
+    problems.raise_any()
 
 
 def measured_once(parts: Sequence[object], make: Callable[[], Health]) -> Health:

@@ -23,7 +23,6 @@ from indictune.errors import Problems, catalogue, problem
 logger = logging.getLogger(__name__)
 
 _MEASURED_ROWS = 1_000  # of each language; enough for two digits
-_STOPS = 0.3
 _SHOWN = 0.001
 _MIN_ROWS_SHARE = 0.01  # a few stray texts stop no run
 _MAX_LISTED = 8
@@ -66,24 +65,24 @@ def check_unknown(
         texts: of the training rows.
         languages: of the same rows, as strings.
         tokenizer: of the model.
-        plan: names the model, and may have `--allow_unknown`.
+        plan: names the model, and has `--max_unknown_share`.
 
     Raises:
-        UserError: of a language and script, or of all rows, more than 30% of the tokens are unknown.
+        UserError: of a language and script, or of all rows, more tokens are unknown than the plan accepts.
     """
     measured = list(unknown_tokens(texts, languages, tokenizer))
     found = [each for each in measured if each.rows_share >= _MIN_ROWS_SHARE]
     found.sort(key=lambda each: -each.share)
-    stopping = {str(each): each.share for each in found if each.share > _STOPS and each.script != _NO_LETTERS}
+    limit = plan.data.max_unknown_share
+    stopping = {str(each): each.share for each in found if each.share > limit and each.script != _NO_LETTERS}
     mean = sum(each.share * each.rows_share for each in measured)
-    if not stopping and mean > _STOPS:
+    if not stopping and mean > limit:
         stopping = {"all languages": mean}
-    if not plan.data.allow_unknown:
-        name, cure = plan.model.model_name_or_path, _cure(texts) if stopping else None
-        Problems(
-            problem("unknown-tokens", "--model_name_or_path", name, cure, share=share, group=group)
-            for group, share in stopping.items()
-        ).raise_any()
+    name, cure = plan.model.model_name_or_path, _cure(texts) if stopping else None
+    Problems(
+        problem("unknown-tokens", "--model_name_or_path", name, cure, share=share, group=group)
+        for group, share in stopping.items()
+    ).raise_any()
     shown = ", ".join(f"{each} {each.share:.1%}" for each in found[:_MAX_LISTED] if each.share >= _SHOWN)
     if shown:
         logger.info("unknown tokens, by language and script: %s", shown)

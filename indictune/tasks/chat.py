@@ -29,6 +29,7 @@ from indictune.data.prepare_chats import Chats, check_template, set_template, to
 from indictune.data.row_sources import SPLITS
 from indictune.data.templates import choose_template
 from indictune.data.tokenizer_health import language_table
+from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
@@ -98,6 +99,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         with problems.collecting():
             splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan))
             if inputs.tokenizer is not None:
+                train = splits.rows["train"]
+                check_unknown(train.texts, train.table["language"], inputs.tokenizer, plan)
                 return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
         return None
 

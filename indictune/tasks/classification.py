@@ -94,6 +94,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given["--baseline"] = training.baseline and "baseline" in plan.recipe.values
             given["--class_weights"] = training.class_weights is not None
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
+        given["--max_conflict_share"] = mode == REGRESSION and plan.data.max_conflict_share is not None
         return found + [problem("not-of-this-problem-type", flag, problem_type=mode) for flag in given if given[flag]]
 
     def with_first_rows(self, plan: Plan) -> Plan:

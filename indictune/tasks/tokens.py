@@ -62,6 +62,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
         refused |= {"--problem_type": data.problem_type, "--vocabulary_from_train": plan.model.vocabulary_from_train}
         refused |= {"--train_files": data.train_files, "--language_sampling_alpha": data.language_sampling_alpha != 1}
+        refused |= {"--max_conflict_share": data.max_conflict_share is not None}
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:

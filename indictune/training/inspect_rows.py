@@ -15,6 +15,7 @@ from indictune.config.plan import unresolved
 from indictune.config.read_words import with_flag
 from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
+from indictune.data.health import check_health
 from indictune.errors import problems_of
 from indictune.models.position_limits import positions_of
 from indictune.training.prepare import Prepared, prepared, show_rows, task_of_flags
@@ -38,11 +39,13 @@ def inspect_command(argv: Sequence[str]) -> int:
     health = made.tokens.health
     if args.json:
         print(json.dumps(None if health is None else health.as_json(), indent=2, ensure_ascii=False))
+        check_health(health, made.plan.configuration)
         return 0
     listed = [] if health is None else [each.note for each in health.findings]
     show_rows(made, [note for note in made.tokens.notes if note not in listed])
     if health is not None:
         print(printable(f"\n{health}"))
+        check_health(health, made.plan.configuration)
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     count = min(args.show_mask, len(made.tokens.train))
     classes = made.rows.labels if task.name == "classification" else None

@@ -17,6 +17,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
+from indictune.data.health import check_health
 from indictune.distributed import (
     batch_size,
     collectives,
@@ -71,8 +72,10 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
     Raises:
-        UserError: a CPU would take hours, a row is too long, or the strategy has no such communication.
+        UserError: the rows pass a limit of their health, a CPU would take hours, a row is too long, or the strategy
+            has no such communication.
     """
+    check_health(tokens.health, plan.configuration)
     check_cpu_time(plan, tokens.train)
     plan = plan.with_max_length(tokens.max_length)
     training = plan.training

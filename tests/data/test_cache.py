@@ -418,7 +418,7 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
     tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
     tried |= {"bad_rows", "max_bad_fraction", "problem_type", "delimiter", "quoting", "column_names"}
     elsewhere = {
-        "allow_unknown",
+        *("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share"),
         "validation_split",
         "label_column",
         "dataset_name",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from indictune.cli import main
-from indictune.data.health import Health, Split, measure
+from indictune.data.findings import Finding
+from indictune.data.health import Health, Split, check_health, measure
 from indictune.data.rows import StoredRows
 from tests.conftest import FinishedRun
 from tests.data.test_unknown_tokens import tokenizer_of
-from tests.ranks.launching import ROOT
+from tests.ranks.launching import ROOT, SCRIPT, python, start
+from tests.refusals import refused
 
 REAL = ROOT / "../shared/data/sentiment"
 TWEET = "sab log yeh film dekhne jao aaj hi"
@@ -38,6 +42,40 @@ def test_the_health_of_rows_is_the_same_after_json() -> None:
     assert "1 of them with another label" in near.note
     assert Health.from_json(json.loads(json.dumps(health.as_json()))) == health
     assert health.as_json()["findings"][0].keys() >= {"name", "language", "share", "count", "of", "examples", "note"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "share"),
+    [
+        ("max_near_duplicate_share", "near-duplicates", 0.5),
+        ("max_conflict_share", "conflicting-labels", 0.25),
+        ("max_collision_share", "token-collisions", 1 / 3),
+    ],
+)
+def test_a_limit_stops_the_run_where_a_share_is_above(flag: str, code: str, share: float) -> None:
+    found = [Finding(name, 1, of, "note") for name, of in (("near_duplicates", 2), ("conflicting_labels", 4))]
+    health = Health({}, [], [], [*found, *(Finding("token_collisions", 1, of, "note", str(of)) for of in (3, 9))])
+    with refused(code, flag=f"--{flag}"):
+        check_health(health, {flag: share - 0.01})
+    check_health(health, {flag: share})
+    check_health(health, {flag: None})
+    check_health(None, {flag: 0})
+
+
+def test_a_limit_stops_a_run_and_inspect_which_prints_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"text,label\n{TWEET},yes\n{TWEET},no\nother,no\n", encoding="utf-8")
+    flags = ["--validation_split", "0", "--max_conflict_share", "0.1", "--max_unknown_share", "1"]
+    assert main(["inspect", str(path), *flags]) == 2
+    shown = capsys.readouterr()
+    assert "tokens/word" in shown.out
+    assert shown.err.count("[conflicting-labels]") == 1
+    done = start([*python(), SCRIPT, "--train_file", str(path), "--output_dir", str(tmp_path / "out"), *flags])
+    assert done.returncode == 2
+    assert "[conflicting-labels]" in done.stderr
+    assert not (tmp_path / "out/health.json").exists()
 
 
 def test_rows_without_classes_are_measured_too() -> None:
@@ -81,17 +119,32 @@ def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
     return content
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="needs real tweets in ../shared/data/sentiment")
+@pytest.mark.skipif(not REAL.exists(), reason="no real tweets in ../shared/data/sentiment")
 @pytest.mark.slow
-def test_the_known_defects_of_real_rows_are_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its README counts 42 texts with conflicting labels and 0.8% duplicates in the Tamil rows, 2% in the Marathi."""
+def test_the_known_defects_of_real_rows_are_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of the Tamil rows 42 texts have several labels and 0.8% repeat others; of the Marathi rows 2% do."""
 
-    def findings(name: str) -> dict[str, dict[str, Any]]:
-        files = [str(REAL / f"{name}.{split}.jsonl") for split in ("train", "validation")]
-        health = inspected(capsys, files[0], "--validation_file", files[1], "--vocabulary_from_train", "8000")
-        return {each["name"]: each for each in health["findings"]}
+    def of(name: str, path: Path) -> dict[str, list[Finding]]:
+        flags = ("--validation_file", str(REAL / f"{name}.validation.jsonl"), "--vocabulary_from_train", "8000")
+        health = Health.from_json(inspected(capsys, str(path), *flags))
+        assert health.languages[0].collision_share < 0.001
+        return {name: list(each) for name, each in groupby(health.findings, lambda each: each.name)}
 
-    tamil = findings("tamil_codemix")
-    assert tamil["conflicting_labels"]["count"] >= 42
-    assert 0.005 < tamil["duplicate_rows"]["share"] < 0.02
-    assert {"unknown_state"} <= {example for each in tamil.values() for example in each["examples"]}
+    tamil = of("tamil_codemix", REAL / "tamil_codemix.train.jsonl")
+    assert 40 <= tamil["conflicting_labels"][0].count <= 50
+    assert tamil["duplicate_rows"][0].share == pytest.approx(0.008, abs=0.001)
+    assert [each.examples for each in tamil["labels_of_no_class"]] == [["not-Tamil"], ["unknown_state"]]
+    assert tamil["labels_of_no_class"][1].share == pytest.approx(0.157, abs=0.001)
+    marathi = of("marathi_tweets", REAL / "marathi_tweets.train.jsonl")
+    assert marathi["duplicate_rows"][0].share == pytest.approx(0.02, abs=0.002)
+    assert "labels_of_no_class" not in marathi
+
+    hinglish = of("hinglish_tweets", REAL / "hinglish_tweets.train.jsonl")
+    assert "another label" in hinglish["near_duplicates"][0].note
+    assert not any(each.warns for each in hinglish["label_sources"])
+    rows = [json.loads(line) for line in (REAL / "hinglish_tweets.train.jsonl").read_text("utf-8").splitlines()]
+    for row in rows[: len(rows) * 4 // 5]:  # most neutral rows as retweets
+        row["text"] = "RT " * (row["label"] == "neutral") + row["text"].removeprefix("RT ")
+    (tmp_path / "planted.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    first = of("hinglish_tweets", tmp_path / "planted.jsonl")["label_sources"][0]
+    assert (first.examples, first.warns) == (["first word rt -> neutral"], True)

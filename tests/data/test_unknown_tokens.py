@@ -74,7 +74,7 @@ def test_a_language_that_is_mostly_unknown_stops_the_run(tmp_path: Path, caplog:
     with refused("unknown-tokens", "ml (Malayalam)", flag="--model_name_or_path"):
         classified(path, HINDI * 98 + MALAYALAM * 2)
     caplog.set_level(logging.INFO)
-    classified(path, HINDI * 98 + MALAYALAM * 2, "--allow_unknown", "true")
+    classified(path, HINDI * 98 + MALAYALAM * 2, "--max_unknown_share", "1")
     assert "ml (Malayalam) 100.0%" in caplog.text
     caplog.clear()
     classified(path, HINDI * 98 + MALAYALAM * 2, "--vocabulary_from_train", "2000")
@@ -85,7 +85,7 @@ def test_texts_of_a_wrong_encoding_are_named_as_such(tmp_path: Path) -> None:
     damaged = ["नमस्ते दुनिया".encode().decode("latin-1")]
     with refused("unknown-tokens", "ftfy.fix_encoding"):
         classified(tmp_path / "t.jsonl", HINDI * 8 + damaged * 2)
-    with refused("unknown-tokens", "1 texts", "--allow_unknown"):  # of which most are in a script without mistakes
+    with refused("unknown-tokens", "1 texts", "--max_unknown_share"):  # of which most are in a script without mistakes
         classified(tmp_path / "t.jsonl", HINDI * 8 + MALAYALAM * 8 + damaged)
 
 

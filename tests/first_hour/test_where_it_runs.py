@@ -108,7 +108,7 @@ def test_the_run_warns_first_and_asks_before_it_reads_weights(tmp_path: Path) ->
     rows = [{"text": f"ok {number} .", "label": "ab"[number % 2]} for number in range(10)]
     (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     flags = ("--output_dir", str(tmp_path / "out"), "--train_file", str(tmp_path / "t.jsonl"), "--bf16", "true")
-    long = ("--allow_unknown", "true", "--num_train_epochs", "1000000", "--model_name_or_path", str(model))
+    long = ("--max_unknown_share", "1", "--num_train_epochs", "1000000", "--model_name_or_path", str(model))
     result = start([*python(), SCRIPT, *flags, *long])
     first, second, *_ = result.stderr.splitlines()
     assert first.startswith("warning: NO GPU WAS FOUND")
