@@ -196,7 +196,7 @@ def test_preparation_measures_stages_of_ours_and_of_datasets(tmp_path: Path, mon
 
     monkeypatch.setattr(preparation, "write_results", partial(about.write_results, folder=tmp_path))
     flags = ["--rows", "300", "--vocabularies", "4000", "--repeats", "1", "--stages"]
-    stages = ["ours_read_and_clean", "plain_read", "ours_tokenise", "plain_map"]
+    stages = ["ours_read_and_clean", "plain_read", "ours_tokenise", "plain_map", "ours_health"]
     monkeypatch.setattr(sys, "argv", ["preparation", *flags, *stages])
     preparation.main()
     (path,) = tmp_path.glob("*-preparation-300-vocabulary-4000.json")
