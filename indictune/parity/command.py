@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ def parity_command(argv: Sequence[str]) -> int:
     problems = Problems(problems_of_set(asked))
     launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
     keeps = "output_dir" in asked.flags
-    problems.attempt(_make_folders, Path(asked.output_dir) if keeps else None, args.plot)
+    if keeps:
+        problems.attempt(_make_folder, "--output_dir", Path(asked.output_dir), must_be_empty=True)
+    if args.plot:
+        problems.attempt(_make_folder, "--plot", Path(args.plot).parent)
     problems.raise_any()
     with ExitStack() as stack:
         folder = Path(asked.output_dir if keeps else stack.enter_context(_temporary()))
@@ -63,22 +67,19 @@ def parity_command(argv: Sequence[str]) -> int:
     return 0 if agree and all(each.state == "user_error" for each in failed) else 1
 
 
-def _make_folders(kept: Path | None, plot: str | None) -> None:
-    """Make the folders that get something at the end, before the runs take their time.
+def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
+    """Make a folder that gets something at the end, before the runs take their time.
 
     Raises:
-        UserError: a folder cannot be made or written, or `kept`, that of the runs, holds files.
+        UserError: it cannot be made or written, or it holds files and must not.
     """
-    wanted = {} if kept is None else {"--output_dir": kept}
-    wanted |= {"--plot": Path(plot).parent} if plot else {}
-    for flag, folder in wanted.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if folder is kept and any(folder.iterdir()):
-                raise UserError("folder-not-empty", flag, folder)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise UserError("output-dir-not-writable", flag, folder, reason=error.strerror) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if must_be_empty and any(folder.iterdir()):
+            raise UserError("folder-not-empty", flag, folder)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError("output-dir-not-writable", flag, folder, reason=error.strerror) from error
 
 
 def _temporary() -> tempfile.TemporaryDirectory[str]:
@@ -87,11 +88,13 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
     """The launcher of each strategy, by the name of its file. Strategies that do not exist are added to `problems`."""
-    found = dict[str, Launcher]()
+    found, own = dict[str, Launcher](), Problems()
     for name in names:
-        launcher = problems.attempt(fitting_launcher, name.strip(), processes)
-        if launcher is not None:
-            found[launcher.config_file.stem] = launcher
+        launcher = own.attempt(fitting_launcher, name.strip(), processes)
+        if launcher is not None and launcher not in found.values():
+            stem = launcher.config_file.stem
+            found[f"{stem}-{len(found) + 1}" if stem in found else stem] = launcher
+    problems.extend(replace(each, flag="--strategies") for each in own)
     return found
 
 

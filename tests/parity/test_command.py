@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,24 @@ def test_a_strategy_is_needed() -> None:
 def test_unknown_strategies_are_refused_before_anything_runs(started: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         parity_command([RECIPE, "--strategies", "dpp,ddp,zero9"])
-    assert [each.value for each in caught.value.problems] == ["dpp", "zero9"]
+    assert [(each.flag, each.value) for each in caught.value.problems] == [
+        ("--strategies", "dpp"),
+        ("--strategies", "zero9"),
+    ]
     assert started == []
+
+
+def test_a_file_is_run_once_and_another_of_its_name_too(started: list[str], tmp_path: Path) -> None:
+    other = shutil.copy("accelerate_configs/ddp.yaml", tmp_path)
+    assert parity_command([RECIPE, "--strategies", f"ddp,ddp,{other}", "--num_processes", "2"]) == 0
+    assert started == ["one process x 1", "ddp x 2", "ddp-2 x 2"]
+
+
+def test_all_problems_come_at_once(started: list[str]) -> None:
+    flags = ["--strategies", "zero9", "--output_dir", "recipes", "--plot", "README.md/x.png", "--max_steps", "1"]
+    with pytest.raises(UserError) as caught:
+        parity_command([RECIPE, *flags])
+    assert [each.flag for each in caught.value.problems] == ["--max_steps", "--strategies", "--output_dir", "--plot"]
 
 
 def test_flags_that_parity_sets_are_refused(started: list[str]) -> None:
