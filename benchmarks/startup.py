@@ -1,10 +1,11 @@
-"""Seconds until something happens: imports, help, a second `prepare`, and a second run's first step.
+"""Seconds until something happens: imports, help, a plan, a second `prepare`, and a second run's first step.
 
     python -m benchmarks.startup [CHECKOUT]
 
-Each command runs in fresh processes, in turns; the table has medians of the whole process. The last two commands find
-100,000 prepared rows; the run counts from its start to the end of its first optimizer step. CHECKOUT is an earlier
-version of the repository, in which help, a typing error and the run are timed too.
+Each command runs in fresh processes, in turns; the table has medians of the whole process. The second `prepare` and
+the run find 100,000 prepared rows; the run counts from its start to the end of its first optimizer step. The plans are
+of 70 billion parameters on 32 GPUs. CHECKOUT is an earlier version of the repository, in which help, a typing error
+and the run are timed too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.axes_jobs import LARGE
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
 from indictune.cli import EXIT_REFUSED
@@ -33,7 +35,9 @@ COMMANDS = {
     "import indictune": ["-c", "import indictune"],
     "indictune --help": ["-m", "indictune", "--help"],
     "import torch": ["-c", "import torch"],
+    "import transformers' arguments and LLaMA": ["-c", "from transformers import LlamaForCausalLM, TrainingArguments"],
     "imports of a run": ["-c", "import scripts.train_sentiment"],
+    "imports of a plan": ["-c", "import indictune.training.plan_command"],
 }
 # A typing error ends with code 2.
 TYPED = {
@@ -42,6 +46,10 @@ TYPED = {
     "a typing error, to a verb": ["-m", "indictune", "evaluate", "--modle", "outputs"],
 }
 JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128")
+OF_70B = (
+    *("--task", "chat", "--bf16", "true", "--global_batch_size", "32"),
+    *("--gpus", "32", "--nodes", "4", "--gpu", "h100"),
+)
 NOT_BEFORE = ("--validation_split", "0")  # an earlier version holds no rows out
 ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
 
@@ -70,7 +78,11 @@ def main() -> None:
         checkouts = [ROOT, *(Path(each).resolve() for each in earlier)]
         for each in checkouts:
             seconds_of([*prepare, *(NOT_BEFORE if each == ROOT else ())], each)
-        commands = {**COMMANDS, **TYPED, "indictune prepare, again": [*prepare, *NOT_BEFORE]}
+        LARGE.save_pretrained(work)
+        plan = ["-m", "indictune", "plan", "--model", f"{work}/config.json", *OF_70B]
+        again = {"indictune prepare, again": [*prepare, *NOT_BEFORE]}
+        plans = {"indictune plan, 70B": [*plan, "--method", "full"], "indictune plan, 70B, all methods": plan}
+        commands = {**COMMANDS, **TYPED, **again, **plans}
         seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN)}
         before: dict[str, list[float]] = {name: [] for name in (*TYPED, RUN)}
         for lap in range(LAPS):

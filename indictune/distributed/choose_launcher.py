@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from indictune.distributed.named_strategy import content_of, find_strategy
@@ -86,12 +88,12 @@ class Launcher:
 
     def environment(self) -> Mapping[str, str]:
         """What the launcher would set for rank 0."""
-        from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+        from accelerate.commands.launch import _validate_launch_command
         from accelerate.utils import launch
 
         if self.is_one_process:
             return os.environ
-        args = launch_command_parser().parse_args([*self.options(), "script.py"])
+        args = _parser().parse_args([*self.options(), "script.py"])
         args, defaults, _ = _validate_launch_command(args)
         if args.use_deepspeed:
             args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
@@ -104,6 +106,15 @@ class Launcher:
         processes = str(self.processes)
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         return {**os.environ, **environ, **ranks}
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """That of `accelerate launch`, which takes tens of milliseconds to make."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: ArgumentParser = launch_command_parser()
+    return parser
 
 
 def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:

@@ -85,6 +85,7 @@ class ModelWeights:
         rows = own.config.get_text_config().vocab_size - embedding.num_embeddings
         self.unused = max(0, rows) * embedding.embedding_dim
         self._places = dict[int, dict[str, set[int]]]()
+        self._cut = dict[tuple[int, int, int], list[list[Weight]]]()
 
     @cached_property
     def _styles(self) -> Mapping[str, str]:
@@ -105,15 +106,21 @@ class ModelWeights:
             axes: of the run.
             chunks: stages of each rank.
         """
-        styles = self._styles if axes.tensor > 1 else {}
-        count = axes.pipeline * chunks
+        cut = axes.pipeline, axes.tensor, chunks
+        if cut not in self._cut:
+            self._cut[cut] = self._stages_of(*cut)
+        return self._cut[cut]
+
+    def _stages_of(self, pipeline: int, tensor: int, chunks: int) -> list[list[Weight]]:
+        styles = self._styles if tensor > 1 else {}
+        count = pipeline * chunks
         if count not in self._places:
             self._places[count] = _stages(self._own, count)
         places = self._places[count]
-        found: list[list[Weight]] = [[] for _ in range(axes.pipeline)]
+        found: list[list[Weight]] = [[] for _ in range(pipeline)]
         for name, each in self._all.items():
-            part = replace(each, shape=_part(each.shape, styles.get(name, ""), axes.tensor))
-            for rank in {number % axes.pipeline for number in places.get(name, {0})}:
+            part = replace(each, shape=_part(each.shape, styles.get(name, ""), tensor))
+            for rank in {number % pipeline for number in places.get(name, {0})}:
                 found[rank].append(part)
         return found
 
