@@ -248,3 +248,23 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
     result = start([sys.executable, "-c", f"{statement}; {check}"])
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("heavy: []\n")
+
+
+def imported_with(path: Path) -> Iterator[str]:
+    """The modules and names that are imported when a file is: not in its functions, and not for types alone."""
+    for node in parsed(path).body:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (name for each in node.names for name in (str(node.module), f"{node.module}.{each.name}"))
+
+
+def test_a_plan_starts_without_what_only_rows_and_training_need() -> None:
+    files = {module_name(path): path for path in FILES}
+    found, left = set[str](), {"indictune.training.plan_command"}
+    while left:
+        found |= left
+        left = {name for module in left & files.keys() for name in imported_with(files[module])} - found
+    assert len(found & files.keys()) > 100
+    assert {name.partition(".")[0] for name in found} & {"datasets", "sklearn", "seqeval", "deepspeed"} == set()
+    assert "transformers.Trainer" not in found

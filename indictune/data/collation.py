@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset
 
 from indictune.data.batching import NO_ROW
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from indictune.data.arrow_tables import map_table
 from indictune.data.collation import ListColumn
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Packed together; enough to find good fits.
 _GROUP_ROWS = 10_000
@@ -60,7 +63,8 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
 
 def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
     """The indices of the rows in each pack. TRL packs tokens, so it gets the row's index once for each token."""
-    from trl.data_utils import pack_dataset  # slow to import
+    from datasets import Dataset  # slow to import, as trl
+    from trl.data_utils import pack_dataset
 
     tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
     packs = pack_dataset(tokens, max_length, strategy="bfd", map_kwargs={"batch_size": len(lengths)}).data

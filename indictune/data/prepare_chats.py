@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
@@ -28,6 +28,9 @@ from indictune.data.rows import read_facts, write_facts
 from indictune.data.templates import choose_template
 from indictune.data.tokenisation import mapped_dataset, tokenizer_parts
 from indictune.errors import Problems, attributed_to
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def check_template(

@@ -8,12 +8,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.row_arguments import LongText
@@ -27,6 +26,9 @@ from indictune.data.progress_log import with_progress
 from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
 from indictune.data.targets import REGRESSION, target_type, targets
 from indictune.errors import Problems, problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,8 @@ def check_lengths(
 
 def mapped_dataset(folder: Path, name: str) -> Dataset:
     """The dataset in `<name>.arrow` of a folder from `build_once`."""
+    from datasets import Dataset  # slow to import
+
     # Without a fingerprint, Dataset would read the whole table to compute one.
     return Dataset(map_table(folder / f"{name}.arrow"), fingerprint=f"{folder.name}-{name}")
 

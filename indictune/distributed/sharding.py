@@ -7,19 +7,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.state import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, Trainer, TrainingArguments, integrations
+from transformers import PreTrainedModel, TrainingArguments, integrations
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from indictune.distributed import collectives
 from indictune.distributed.launch_check import came_up
 from indictune.progress import OWN_PROGRESS
+
+if TYPE_CHECKING:
+    from transformers import Trainer  # slow to import
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 

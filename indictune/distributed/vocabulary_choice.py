@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.training_args import OptimizerNames
@@ -28,6 +27,9 @@ from indictune.models.active_vocabulary import (
 )
 from indictune.models.load import Model
 from indictune.models.parameter_counts import meta_model
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
-from seqeval.metrics.sequence_labeling import get_entities
 
 from indictune.evaluation.metrics import label_scores, scores_by_language
 from indictune.evaluation.sums import Scored, entities
@@ -38,6 +36,8 @@ def entity_metrics(
         `scores_by_language` with `precision`, `recall` and `f1`, its loss a mean over the words that are read;
         `num_tags`, the number of these words; and `per_entity.<kind>` with the same scores and `support`.
     """
+    from seqeval.metrics import classification_report, f1_score, precision_score, recall_score  # slow to import
+
     names = list(map(_seqeval_tag, tag_names))
     right = [[names[tag] for tag in row] for row in references]
     predicted = predicted_tags(predictions, are_read, names)
@@ -74,8 +74,8 @@ def entity_scores(
 ) -> Scored:
     """Scores the entities of some sentences with intervals; arguments as of `entity_metrics`."""
     names = list(map(_seqeval_tag, tag_names))
-    predicted = [set(get_entities(row)) for row in predicted_tags(predictions, are_read, names)]
-    right = [set(get_entities([names[tag] for tag in row])) for row in references]
+    predicted = [_entities(row) for row in predicted_tags(predictions, are_read, names)]
+    right = [_entities([names[tag] for tag in row]) for row in references]
     kinds = entity_kinds(tag_names)
     hits = [found & given for found, given in zip(predicted, right, strict=True)]
     present, given, both = (_counted(each, kinds) for each in (right, predicted, hits))
@@ -84,7 +84,14 @@ def entity_scores(
 
 def entity_kinds(tag_names: Sequence[str]) -> list[str]:
     """The kinds of entity that these tags can name, sorted."""
-    return sorted({kind for tag in tag_names for kind, *_ in get_entities([_seqeval_tag(tag)])})
+    return sorted({kind for tag in tag_names for kind, *_ in _entities([_seqeval_tag(tag)])})
+
+
+def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Kind, first and last word of each entity of a sentence."""
+    from seqeval.metrics.sequence_labeling import get_entities  # slow to import
+
+    return set(get_entities(tags))
 
 
 def _counted(rows: Sequence[set[tuple[str, int, int]]], kinds: Sequence[str]) -> np.ndarray:

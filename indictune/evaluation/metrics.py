@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 
 _MARKUP = re.compile(r"[\x00-\x1f\x7f<>&|`\[\]()\\:\"'!*#]")
 
@@ -74,6 +73,8 @@ def classification_metrics(
         `scores_by_language` with `accuracy` and `macro_f1`; `worst_language_macro_f1`, however few rows the language
         has; and `per_label` with every label of the model. A ratio without a denominator is 0.
     """
+    from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support  # slow to import
+
     predicted, right = np.asarray(predictions), np.asarray(references)
 
     def score(rows: NDArray[np.bool_]) -> dict[str, float]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from indictune.evaluation.metrics import label_scores, scores_by_language
 
@@ -48,6 +47,8 @@ def multi_label_metrics(
     Returns:
         `scores_by_language` with `micro_f1` and `macro_f1`, `threshold`, and `per_label`.
     """
+    from sklearn.metrics import f1_score, precision_recall_fscore_support  # slow to import
+
     predicted = probabilities >= threshold
 
     def score(rows: np.ndarray) -> dict[str, float]:

@@ -7,11 +7,10 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from indictune.errors import UserError
 from indictune.models.load import Model
 from indictune.models.trusted_files import INDEX, WHOLE
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 ROW_IDS = "active_vocabulary.json"  # in a checkpoint: the rows that the optimizer's state belongs to
 UNUSED = "active_vocabulary.sha256"  # the digest of the unused rows, which a sharded checkpoint lacks

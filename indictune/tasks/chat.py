@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -44,6 +43,9 @@ from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective, facts_of
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
 ANSWER_SCORES = ("loss", "answer_token_accuracy")

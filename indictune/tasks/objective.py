@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from torch import nn
 
 from indictune.data.collation import Row
 from indictune.evaluation.breakdown import Breakdown, RowFacts
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]

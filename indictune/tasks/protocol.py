@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from datasets import Dataset
 from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -19,6 +18,9 @@ from indictune.data.health import Health
 from indictune.errors import Problem, Problems
 from indictune.models.load import Model
 from indictune.tasks.objective import Objective
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)

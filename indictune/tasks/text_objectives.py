@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -33,6 +32,9 @@ from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective, facts_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 MAX_SCORES = 20  # labels of a row in predictions.jsonl, the likeliest
 _DIGITS = 6  # of their scores

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForTokenClassification
@@ -19,6 +18,9 @@ from indictune.models.classifier import class_names
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Batch, facts_of
 from indictune.tasks.text_objectives import TextObjective
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class TokenTags(TextObjective):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
 from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -29,6 +28,9 @@ from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
 from indictune.tasks.token_tags import TokenTags
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Plan = RunPlan[DataArguments, Args]
 ENTITY_SCORES = ("f1", "precision", "recall")
@@ -128,6 +130,8 @@ def _tokenised(rows: TaggedRows, max_length: int) -> dict[str, Dataset]:
 
     `is_read` is False for words that `max_length` cuts off.
     """
+    from datasets import Dataset  # slow to import
+
     ids = {tag: index for index, tag in enumerate(rows.tags)}
     datasets = {}
     for split, sentences in rows.splits.items():
