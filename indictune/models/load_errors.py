@@ -45,7 +45,7 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
     """The problem behind an error of reading the model that `args` names."""
     name = args.model_name_or_path
     given, folder = (flag, name), Path(name)
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")):
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")):
         return problem("no-such-model-folder", *given)  # no name on the Hub is like that
     if folder.is_dir() and not (folder / "config.json").exists():
         inside = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
@@ -60,7 +60,7 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
     for kind, code in _OF_THE_HUB.items():
         if any(isinstance(cause, kind) for cause in causes):
             return problem(code, *given, revision=args.model_revision)
-    if isinstance(error, OSError) and not folder.is_dir():
+    if isinstance(error, OSError) and not folder.exists():
         return problem("model-not-found-offline", *given, reason=first_line(error))
     return problem("model-unreadable", *given, reason=first_line(error))
 

@@ -36,7 +36,7 @@ def draw(ranking: Ranking, path: Path) -> None:
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     for place, (each, total) in enumerate(zip(found, starts, strict=True)):
         why = "does not fit" if total > limit else "too little CPU memory"
-        text = f"{total:,.1f} GB" + ("" if each.fits else f", {why}")
+        text = f"{total:,.1f} GB" + ("" if each.fits else f", {why}") + (" →" if total > end else "")
         is_cut = total > 0.82 * end
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85} if is_cut else None
         axes.text(min(total, end) + (-0.01 if is_cut else 0.01) * end, place, text, va="center",

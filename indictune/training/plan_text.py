@@ -106,7 +106,7 @@ def _about(ranking: Ranking, rates: str) -> Iterator[str]:
 def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
     fitting = [each for each in ranking.own if each.fits]
     if not fitting:
-        yield f"Nothing fits with --method {ranking.plan.model.method}."
+        yield f"{_what_is_wrong(ranking.own)} with --method {ranking.plan.model.method}."
         return
     yield table(header(ranking), [line(ranking, each) for each in fitting])
     best = fitting[0]
@@ -165,7 +165,11 @@ def other_methods(ranking: Ranking) -> Iterator[str]:
         yield table(titles, [[f"{each.method}, {each.strategy}", *line(ranking, each)[1:]] for each in best])
     for some in others:
         if not some[0].fits:
-            yield f"Nothing fits with --method {some[0].method} either."
+            yield f"{_what_is_wrong(some)} with --method {some[0].method} either."
+
+
+def _what_is_wrong(found: Sequence[Candidate]) -> str:
+    return "No file can run it" if all(each.refused for each in found) else "Nothing fits"
 
 
 def _rest(ranking: Ranking) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.axes import Case, measure
-from benchmarks.plan import cases, error_of
+from benchmarks.plan import cases, compare_peak, error_of, tiny
 from indictune.distributed.planning.calibration import calibration
 from indictune.shipped_files import strategies
 
@@ -25,6 +25,14 @@ def test_two_ranks_keep_what_is_predicted(strategy: str) -> None:
 @pytest.mark.parametrize("case", [each for _, each in ALL], ids=[f"{each.strategy}-{ranks}" for ranks, each in ALL])
 def test_ranks_keep_what_is_predicted(case: Case) -> None:
     assert error_of(measure(case, anew=False)) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "keeps_inputs"), [(4, False), (16, False), (16, True)])
+def test_the_peak_of_a_classifier_is_near_the_prediction(rows: int, keeps_inputs: bool) -> None:
+    """Of torch's CPU allocator. Adapters are underestimated there, as are language models, whose attention differs."""
+    found = compare_peak("sentiment", "full", rows, keeps_inputs, tiny("sentiment"), anew=False)
+    assert found["predicted"] == pytest.approx(found["measured"], rel=0.15)
 
 
 def test_every_strategy_file_is_measured() -> None:

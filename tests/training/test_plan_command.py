@@ -191,6 +191,19 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert path.stat().st_size > 20_000
 
 
+def test_processes_that_no_file_can_use_are_no_question_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, *BERT, "--method", "full", "--max_length", "32", "--gpus", "7", code=1)
+    assert "No file can run it" in text
+    assert "Nothing fits" not in text
+
+
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hello": 1}', encoding="utf-8")
+    assert main(["plan", "--model", str(path)]) == 2
+    assert "[model-unreadable]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
