@@ -89,7 +89,7 @@ def measure(folder: Path, name: str, seconds: float) -> list[dict[str, Any]]:
     for connections, max_batch_size in LOADS:
         with serving(folder, max_batch_size) as url:
             latencies = asyncio.run(load(url, rows, connections, seconds))
-        p50, p99 = np.percentile(latencies, [50, 99]) * 1000
+        p50, p99 = (float(each) * 1000 for each in np.percentile(latencies, [50, 99]))
         row = {"connections": connections, "max_batch_size": max_batch_size, "requests": len(latencies), "lost": 0}
         rate = {"texts_per_second": round(len(latencies) / seconds, 1)}
         found.append(row | rate | {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2)})
