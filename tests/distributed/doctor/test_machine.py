@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -15,9 +18,11 @@ import pytest
 import torch
 
 from indictune.config.plan import Launch
+from indictune.distributed import rank_values
 from indictune.distributed.doctor import build_tools, four_bit, output_folder, packages, rank_speeds
 from indictune.distributed.doctor.row_files import row_digests, row_line
 from indictune.distributed.doctor.shared_memory import shared_memory_line
+from indictune.distributed.doctor.silence import why_silent
 from tests.plans import plan_of
 from tests.ranks.launching import ROOT
 
@@ -119,6 +124,21 @@ def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(output_folder, "write_rate", lambda _: 1e6)
     line = output_folder.disk_line(plan_of(output_dir=str(tmp_path)), timed=True)
     assert (line.status, line.found.rpartition(": ")[2]) == ("warn", "700 s for a checkpoint")
+
+
+def test_a_process_that_does_not_answer_is_stopped_gone_or_busy() -> None:
+    here = rank_values.host()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        busy = why_silent(process.pid, here)[0]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        stopped = why_silent(process.pid, here)[0]
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        unread = why_silent(process.pid, here)[0]
+    assert (busy, stopped, unread) == ("busy outside Python", "stopped", "gone")
+    assert why_silent(process.pid, here)[0] == "gone"
+    assert f"ps -o stat= -p {process.pid}" in why_silent(process.pid, "another")[1]
 
 
 def test_a_burst_of_another_program_makes_no_rank_slow(monkeypatch: pytest.MonkeyPatch) -> None:
