@@ -28,6 +28,7 @@ from indictune.config.command_arguments import (
     PlanArguments,
     PredictArguments,
     PushArguments,
+    ReportArguments,
     TalkArguments,
 )
 from indictune.config.serving_arguments import DemoArguments, ServeArguments
@@ -50,6 +51,7 @@ COMMANDS: dict[str, type[Any]] = {
     "doctor": DoctorArguments,
     "parity": ParityArguments,
     "evaluate": EvaluateArguments,
+    "report": ReportArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,
     "serve": ServeArguments,

@@ -33,6 +33,8 @@ verbs:
               RECIPE.yaml --strategies A,B [--steps N] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B
+  report      write a run's report.html again, or compare runs on one page
+              RUN [RUN ...] [--output_file F] [--texts false]
   predict     label texts
               FOLDER [--text T | --input_file F] [--output_file O]
   chat        talk to a language model in the terminal
@@ -185,6 +187,13 @@ def evaluate(argv: Sequence[str]) -> int:
     return execute(main, recipe, replaceable=("metrics.json",))
 
 
+def report(argv: Sequence[str]) -> int:
+    """Report on a run, or compare runs."""
+    from indictune.report.command import report_command
+
+    return _until_stopped(report_command, argv)
+
+
 def predict(argv: Sequence[str]) -> int:
     """Label texts with a finished run's classifier."""
     import indictune.before_imports  # noqa: F401, before everything slow
@@ -256,7 +265,7 @@ def checkpoint(argv: Sequence[str]) -> int:
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     each.__name__: each
     for each in (
-        *(train, recipes, prepare, inspect, plan, doctor, parity),
+        *(train, recipes, prepare, inspect, plan, doctor, parity, report),
         *(evaluate, predict, chat, serve, demo, merge, export, push, checkpoint),
     )
 }

@@ -37,10 +37,10 @@ def is_finished(output_dir: Path) -> bool:
     return mark.is_file() and mark.stat().st_size > 0
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is either the old one or the new one, never a part; errors as of `LineFile`."""
     with LineFile(path) as file:
-        file.append(text)
+        file.append(content)
 
 
 class LineFile:
@@ -65,9 +65,9 @@ class LineFile:
             self._file = self._temporary.open("xb")
         return self
 
-    def append(self, text: str) -> None:
-        """Add a text."""
-        content = _encoded(text)
+    def append(self, text: str | bytes) -> None:
+        """Add a text, or bytes as they are."""
+        content = text if isinstance(text, bytes) else _encoded(text)
         self._needed += len(content)
         with self._cleaning():
             self._file.write(content)

@@ -88,7 +88,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
         (folder / f"{split}.jsonl").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         lines.append(f"{split}_file: {json.dumps(str(folder / f'{split}.jsonl'))}")
     recipe.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    result = start([*python(), SCRIPT, "--config", str(recipe), "--output_dir", str(folder / "out")])
+    command = [*python(), SCRIPT, "--config", str(recipe), "--output_dir", str(folder / "out"), "--report", "true"]
+    result = start(command)
     assert result.returncode == 0, result.stderr
     return FinishedRun(folder / "out", recipe, result.stdout, result.stderr)
 

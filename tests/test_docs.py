@@ -118,7 +118,8 @@ def understood(verb: str, flags: list[str]) -> None:
         own = (COMMANDS[verb],) if verb in COMMANDS else ()
         of_runs = TRAINING.values() if verb in ("prepare", "inspect", "plan", "doctor") else [()]
         given = of_repository(without_bare_word(flags))
-        given = ["--repo_id", *given] if verb == "push" else given
+        bare = {"push": "--repo_id", "report": "--runs"}  # several bare words
+        given = [bare[verb], *given] if verb in bare and given else given
         assert [] in [read_recipe(given, (*own, *types)).problems for types in of_runs]
 
 

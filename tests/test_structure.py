@@ -26,7 +26,7 @@ LAYERS = [
     {"indictune.tasks"},
     {"indictune.distributed"},
     {"indictune.checkpoint"},
-    {"indictune.hub"},
+    {"indictune.hub", "indictune.report"},
     {"indictune.preflight"},
     {"indictune.training"},
     {"indictune.supervise"},

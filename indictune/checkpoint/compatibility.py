@@ -39,7 +39,7 @@ _HOUSEKEEPING = re.compile(
     "max_(unknown|collision|near_duplicate|conflict)_share|async_save|bad_rows|baseline|max_bad_fraction|debug|device_map|disable_tqdm|do_.*|parallelism_config|report_to|"
     "profile_steps|snapshot_steps|divergence_check_steps|run_name|project|verbose|ignore_data_skip|prediction_loss_only|per_device_eval_batch_size|batch_eval_metrics|"
     "(activation|gradient)_(checkpointing|accumulation).*|on_nonfinite|max_nonfinite_steps|skip_memory_metrics|"
-    "include_.*|num_sample_generations|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"
+    "include_.*|num_sample_generations|report|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"
     f"{resume_rules.FLAGS_OF_STRATEGIES})"
 )
 

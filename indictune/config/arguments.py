@@ -196,6 +196,7 @@ class IndicTrainingArguments(TrainingArguments):
     logging_steps: float = flag(
         0.02, "Log every this many optimizer steps; below 1: this share of the run. The default makes about 50 lines."
     )
+    report: bool = flag(True, "Write report.html and its pictures when the run has finished.")
     async_save: bool = flag(False, "Write checkpoints in shards, from copies in CPU memory, while training continues.")
     snapshot_steps: int = flag(
         0,

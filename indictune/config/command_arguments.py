@@ -222,6 +222,27 @@ class PushArguments(Checked):
 
 
 @dataclass
+class ReportArguments(Checked):
+    """Which runs are reported on, and where."""
+
+    runs: list[str] = flag(
+        [], "Folders of runs or evaluations. Several are compared. May be given as bare first words."
+    )
+    output_file: str | None = flag(
+        None, "HTML file to write. Default: report.html in the folder of one run, comparison.html for several."
+    )
+    texts: bool = flag(True, "Show texts of the rows, such as the worst mistakes. Use false for a report to share.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse missing folders, and a file of another kind."""
+        yield from super().check()
+        if not self.runs:
+            yield problem("report-needs", "--runs")
+        if self.output_file is not None and Path(self.output_file).suffix.lower() not in (".html", ".htm"):
+            yield problem("report-not-html", "--output_file", self.output_file)
+
+
+@dataclass
 class CheckpointArguments(Checked):
     """Which checkpoints are listed, or which one is converted."""
 

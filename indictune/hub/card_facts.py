@@ -28,7 +28,9 @@ from indictune.shipped_files import strategies
 
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.
-_LEFT_OUT = ("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report_to")
+NOT_OF_THE_TRAINING = (
+    *("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report", "report_to"),
+)
 _NAMES = ("model_name_or_path", "dataset_name")  # which may be names on the Hub
 
 _TASKS = {"token-classification": "tokens", "text-generation": "chat"}  # `task_of` imports TRL
@@ -118,7 +120,7 @@ class Facts:
             words += ["--strategy", str(strategy), "--num_processes", str(self.metrics.get("world_size"))]
         lines = [shlex.join(words)]
         for name, value in self.chosen.items():
-            if name not in _LEFT_OUT and not name.startswith("hub_") and value is not None:
+            if name not in NOT_OF_THE_TRAINING and not name.startswith("hub_") and value is not None:
                 given = value if isinstance(value, list) else [value]
                 lines.append(shlex.join([f"--{name}", *(public_value(name, each) for each in given)]))
         return " \\\n    ".join(lines)

@@ -30,6 +30,11 @@ def escaped(value: object) -> str:
     return re.sub(r"[\[\]]", lambda found: _BRACKETS[found[0]], text)
 
 
+def harmless(value: object) -> str:
+    """A value as text without tokens and control characters, which HTML still has to escape."""
+    return without_tokens(printable(str(value)))
+
+
 def fenced(text: str, language: str = "") -> Verbatim:
     """A text as a block of code. No backticks in it end the block."""
     longest = max(map(len, re.findall(r"`+", text)), default=0)

@@ -15,6 +15,7 @@ from indictune.config.recipe import read_arguments
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problems, UserError, problem
+from indictune.evaluation.mistakes import MISTAKES
 from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
@@ -22,6 +23,7 @@ from indictune.hub.push import check_write, model_files, problems_of_name, publi
 from indictune.hub.upload import Destination, PushError, retried, upload
 from indictune.models.adapter_base import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.report.write import REPORT, write_report
 
 COMMAND = "indictune push"
 
@@ -48,6 +50,7 @@ def push_command(argv: Sequence[str]) -> int:
     if not (folder / CARD).is_file():
         write_card(folder, repository)
     _name_repository(folder, repository)
+    _leave_texts_out(folder)
     names = published(folder, model_files(folder))
     size = sum((folder / name).stat().st_size for name in names) / 1e6
     print(f"Uploading {len(names)} files ({size:,.1f} MB) to {repository}: {', '.join(names)}", flush=True)
@@ -95,6 +98,17 @@ def _check_write(args: PushArguments) -> str:
         return made.repo_id
     except Exception as error:
         raise refusal_of(error, COMMAND, args.repo_id) from error
+
+
+def _leave_texts_out(folder: Path) -> None:
+    """Write the report of a run again, without texts of its rows, which may be of people who never agreed."""
+    if (folder / REPORT).is_file() and (folder / MISTAKES).is_file():
+        write_report([folder], texts=False)
+        print(
+            printable(
+                f"{REPORT} goes up without the texts of your rows. `indictune report {folder}` shows them again."
+            )
+        )
 
 
 def _name_repository(folder: Path, repository: str) -> None:

@@ -32,6 +32,7 @@ _EXACT = {
     "snapshot_steps": "0",
     "push_to_hub": "false",
     "num_sample_generations": "0",
+    "report": "false",
 }
 # What the trace needs: every step is logged, and rows are read in the process that trains.
 _TRACED = {"dataloader_num_workers": "0", "logging_strategy": "steps", "logging_steps": "1"}

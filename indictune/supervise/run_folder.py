@@ -24,6 +24,7 @@ _OVERWRITTEN = ("README.md", "config.json", "model.safetensors", "adapter_model.
 _OPENED = (
     *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
     *(".lock", ".unfinished-checkpoint", ".unfinished-model"),
+    "figures",  # of the report
     "README.md",  # the Trainer's card of what is pushed (transformers 5.23)
 )
 

@@ -20,6 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.trained_recipe import configuration_of
+from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
 from indictune.evaluation.breakdown import SPLITS
@@ -28,6 +29,7 @@ from indictune.files import write_json
 from indictune.hub import push
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
+from indictune.report.write import write_report
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
@@ -131,8 +133,21 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     write_metrics(trainer, run, metrics)
     if trainer.args.should_save:
         write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
+        if trainer.args.report:
+            report(run, texts=not trainer.args.push_to_hub)
     if trainer.args.push_to_hub and run.rank == 0:
         push.push(run.output_dir, trainer.args)
+
+
+def report(run: Run, texts: bool) -> None:
+    """Write `report.html`. If that fails it is a warning: the model is there."""
+    try:
+        path = write_report([run.output_dir], texts=texts)
+    except Exception as error:
+        reason = without_tokens(f"{type(error).__name__}: {error}")
+        run.warn([f"No report is written ({reason}). Try again: indictune report {run.output_dir}"])
+    else:
+        run.show(f"Open {path} in a browser: curves, scores, mistakes.")
 
 
 def wants_baseline(run: Run, findings: Findings) -> bool:

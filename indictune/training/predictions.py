@@ -1,4 +1,4 @@
-"""Write what an evaluation finds: `predictions.jsonl`, a line for each row, and `evaluation.json`, scores for whom."""
+"""Write what an evaluation finds: `predictions.jsonl`, a line for each row, `evaluation.json`, and `mistakes.json`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from indictune.data.languages import scripts_of
 from indictune.evaluation.breakdown import EVALUATION, Breakdown, as_json
+from indictune.evaluation.mistakes import MISTAKES, Mistakes
 from indictune.files import PREDICTIONS, LineFile, json_line, write_json
 from indictune.run import Run
 from indictune.tasks.objective import Objective
@@ -36,16 +37,18 @@ class Findings:
         self.breakdowns: dict[str, Breakdown] = {}
         self.results: Sequence[np.ndarray] = ()
         self._lines: LineFile | None = None
+        self._mistakes = Mistakes()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Collect the evaluations of the block, and put both files into place at its end."""
+        """Collect the evaluations of the block, and put the files into place at its end."""
         if self.run.rank != 0:
             yield
             return
         with LineFile(self.run.output_dir / PREDICTIONS) as self._lines:
             yield
         write_json(self.run.output_dir / EVALUATION, as_json(self.breakdowns))
+        write_json(self.run.output_dir / MISTAKES, self._mistakes.by_split())
 
     def add(
         self,
@@ -71,19 +74,23 @@ class Findings:
         found = objective.breakdown(dataset, results, scripts)
         if found is not None:
             self.breakdowns[split] = found
-        for line in _lines(objective, split, dataset, results, origins, scripts):
-            self._lines.append(line)
+        for row, text in _rows(objective, split, dataset, results, origins, scripts):
+            self._lines.append(json_line(row))
+            self._mistakes.add(row, text)
 
 
-def _lines(
+def _rows(
     objective: Objective,
     split: str,
     dataset: Dataset,
     results: Sequence[np.ndarray],
     origins: Origins | None,
     scripts: Sequence[str] | None,
-) -> Iterator[str]:
-    """A JSON object a row: `split`, `number`, `row`, `id`, `language`, `script`, `length`, and what the task gives."""
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each row of `predictions.jsonl`, and its text, which is empty if the task does not know it.
+
+    A row has `split`, `number`, `row`, `id`, `language`, `script`, `length`, and what the task gives.
+    """
     texts = iter(() if origins is None else origins.texts)
     for start in range(0, len(dataset), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, len(dataset))
@@ -91,10 +98,10 @@ def _lines(
         languages, lengths = some["language"][:], some["length"][:]
         for at, predicted in enumerate(objective.predictions(some, [each[start:stop] for each in results])):
             about: dict[str, Any] = {"split": split, "number": start + at}
+            text = next(texts, "")
             if origins is not None and scripts is not None:
-                about |= {"row": origins.location(start + at), "id": digest(next(texts))}
-                about |= {"script": scripts[start + at]}
-            yield json_line(about | {"language": languages[at], "length": lengths[at]} | predicted)
+                about |= {"row": origins.location(start + at), "id": digest(text), "script": scripts[start + at]}
+            yield about | {"language": languages[at], "length": lengths[at]} | predicted, text
 
 
 def digest(text: str) -> str:

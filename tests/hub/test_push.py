@@ -68,6 +68,25 @@ def test_a_card_that_the_user_wrote_is_pushed_as_it_is(server: Hub, folder: Path
     assert server.files["README.md"].decode() == '# mine\nMODEL = "me/out"\nMODEL = "other"\n'
 
 
+def test_a_report_goes_up_without_texts_of_rows(server: Hub, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "out")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    row = {
+        "label": "neutral",
+        "predicted": "positive",
+        "wrongness": 0.75,
+        "language": "hi",
+        "text": "words of a person",
+    }
+    (folder / "mistakes.json").write_text(json.dumps({"test": [row]}))
+    assert main(["report", str(folder)]) == 0
+    assert "words of a person" in (folder / "report.html").read_text()
+    assert main(["push", str(folder), "me/out"]) == 0
+    assert "<h1>out</h1>" in server.files["report.html"].decode()
+    assert not any(b"words of a person" in body for body in server.sent)
+    assert "mistakes.json" not in server.files
+
+
 def test_a_push_to_a_branch_and_a_pull_request(server: Hub, folder: Path) -> None:
     assert main(["push", str(folder), "me/out", "--revision", "v2"]) == 0
     assert b"/api/models/me/out/branch/v2" in server.sent

@@ -92,6 +92,8 @@ def start(
     }
     words = [word.removeprefix(f"{ROOT}{os.sep}") for word in command]
     script = next((place for place, word in enumerate(words) if word.startswith(_FOLDERS) or word[-3:] == ".py"), None)
+    if script is not None and words[script].startswith("scripts/train_") and "--report" not in words:
+        command = [*command, "--report", "false"]  # it takes two seconds of a run
     if script is not None and not anew and not torch.cuda.is_available():
         if command[:script] == python():
             return fork(command[script:], environment, timeout_s)

@@ -1,0 +1,199 @@
+"""Draw runs: curves of the training, scores by language, confusion and calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from indictune.evaluation.breakdown import Breakdown, Group
+from indictune.evaluation.calibration import BINS, Calibration
+from indictune.report.run_facts import Curve, RunFacts
+from indictune.report.tables import largest_languages, spaced, titled
+from indictune.report.theme import DASHES, GRID, INK, PAPER, SERIES, Picture, drawn_name, picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 4.6  # inches; letters are readable when it is as wide as a phone
+_CURVES = (
+    ("loss", "Training loss", "loss"),
+    ("learning_rate", "Learning rate", "learning rate"),
+    ("samples_per_second", "Throughput", "rows a second"),
+)
+_MOST_LANGUAGES = 24
+_MOST_MATRICES = 12
+_MOST_NUMBERED = 8  # labels of a matrix whose cells have numbers
+_MOST_NAMED = 16  # and whose rows have names
+
+
+def curves(runs: Sequence[RunFacts]) -> Iterator[Picture]:
+    """Loss, learning rate and throughput of each run, one above the other."""
+    for name, title, unit in _CURVES:
+        found = [(run, curve) for run in runs if (curve := run.curve(name)) is not None]
+        if not found:
+            continue
+        figure, axes = _figure(2.7)
+        words = []
+        for number, (run, curve) in enumerate(found):
+            style = {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
+            marker = "o" if len(curve.steps) == 1 else ""
+            shown = "training" if len(runs) == 1 else drawn_name(run.name, number + 1)
+            axes.plot(curve.steps, curve.values, label=shown, linewidth=1.4, marker=marker, **style)  # type: ignore[arg-type]
+            words.append(_in_words(run.name if len(runs) > 1 else title, curve))
+            evaluated = run.curve("eval_loss", run.evaluations) if name == "loss" else None
+            if evaluated is not None:
+                label = "validation" if len(runs) == 1 else None
+                colour = SERIES[1] if len(runs) == 1 else SERIES[number % len(SERIES)]
+                axes.plot(evaluated.steps, evaluated.values, "o", color=colour, markersize=4, label=label)
+                words.append(_in_words("Validation loss", evaluated))
+        axes.set(xlabel="step", ylabel=unit)
+        axes.locator_params("x", integer=True)
+        if name == "samples_per_second":
+            axes.set_ylim(bottom=0)
+        if len(axes.get_legend_handles_labels()[1]) > 1:
+            axes.legend(fontsize=9)
+        yield picture(figure, name, title, " ".join(words))
+
+
+def _in_words(name: str, curve: Curve) -> str:
+    known = np.isfinite(curve.values)
+    if not known.any():
+        return f"{name}: no finite value."
+    steps, values = curve.steps[known], curve.values[known]
+    ends = f"{values[0]:.3g} at step {steps[0]:.0f}, {values[-1]:.3g} at step {steps[-1]:.0f}"
+    return f"{name}: {ends}; lowest {values.min():.3g}, highest {values.max():.3g}."
+
+
+def languages(runs: Sequence[RunFacts]) -> Picture | None:
+    """Bars of the main score of each language with 95% intervals, a run beside the other; None without scores.
+
+    A single run has its baseline's scores as diamonds.
+    """
+    found = [(run, run.breakdown) for run in runs if run.breakdown is not None]
+    if not found:
+        return None
+    score = found[0][1].score
+    found = [(run, each) for run, each in found if each.score == score]
+    counts = {name: group.num_examples for _, each in found for name, group in each.by["language"].items()}
+    names = sorted(sorted(counts, key=lambda name: -counts[name])[:_MOST_LANGUAGES])
+    shown = ["all", *(drawn_name(name, at + 1) for at, name in enumerate(names))]
+    figure, axes = _figure(1.1 + (0.34 + 0.16 * (len(found) - 1)) * len(shown))
+    thick, words = 0.74 / len(found), []
+    for number, (run, each) in enumerate(found):
+        groups = [each.overall, *(each.by["language"].get(name) for name in names)]
+        at = np.arange(len(shown)) + (number - (len(found) - 1) / 2) * thick
+        label = "model" if len(runs) == 1 else drawn_name(run.name, number + 1)
+        _bars(axes, at, groups, score, thick, SERIES[number % len(SERIES)], label)
+        prefix = f"{run.name}, " if len(runs) > 1 else ""
+        named = zip(["all", *names], groups, strict=True)
+        words += [f"{prefix}{_group_in_words(name, group, score)}" for name, group in named if group]
+    if len(runs) == 1:
+        _baseline(axes, runs[0], names, score)
+    axes.set_yticks(range(len(shown)), shown)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(spaced(score))
+    if not found[0][1].lower_is_better:
+        axes.set_xlim(right=1)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    title = f"{titled(score)} by language, with 95% intervals"
+    return picture(figure, "languages", title, " ".join(words))
+
+
+def _bars(axes: Axes, at: np.ndarray, groups: Sequence[Group | None], score: str, thick: float, colour: str,
+          label: str) -> None:  # fmt: skip
+    here = [(place, group.scores[score]) for place, group in zip(at, groups, strict=True) if group is not None]
+    places, values = [place for place, _ in here], np.array([each.value for _, each in here])
+    sides = [values - [each.low for _, each in here], np.array([each.high for _, each in here]) - values]
+    errors = np.nan_to_num(np.maximum(sides, 0))
+    axes.barh(places, values, thick, color=colour, alpha=0.55, label=label)
+    axes.errorbar(values, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
+
+
+def _group_in_words(name: str, group: Group, score: str) -> str:
+    each = group.scores[score]
+    return f"{name}: {each.value:.3f} ({each.low:.3f} to {each.high:.3f})."
+
+
+def _baseline(axes: Axes, run: RunFacts, names: Sequence[str], score: str) -> None:
+    """Mark the scores of the baseline, which has a macro-F1."""
+    of_languages = run.facts.baseline.get("by_language") or {}
+    if score != "macro_f1" or run.facts.baseline.get("split") != ("test" if run.split == "test" else "validation"):
+        return
+    scores = [run.facts.baseline.get("overall") or {}, *(of_languages.get(name) or {} for name in names)]
+    here = [(each["first"], at) for at, each in enumerate(scores) if "first" in each]
+    if here:
+        values, places = zip(*here, strict=True)
+        axes.scatter(values, places, marker="D", s=26, color=PAPER, edgecolor=INK, zorder=4, label="baseline")
+
+
+def reliability(calibration: Calibration) -> Picture | None:
+    """The reliability diagram: how often rows are right, by how sure the model is. None without rows."""
+    used = [each for each in calibration.bins if each.count]
+    if not used:
+        return None
+    figure = _empty(3.4)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    edges = np.arange(BINS) / BINS
+    heights = [each.accuracy if each.count else 0 for each in calibration.bins]
+    above.bar(edges, heights, 1 / BINS, align="edge", color=SERIES[0], alpha=0.55, edgecolor=INK, linewidth=0.6)
+    above.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1, label="as sure as right")
+    above.set(xlim=(0, 1), ylim=(0, 1), ylabel="share right")
+    above.legend(fontsize=9, loc="upper left")
+    below.bar(edges, [each.count for each in calibration.bins], 1 / BINS, align="edge", color=SERIES[5], alpha=0.7)
+    below.set(xlabel="probability of the predicted label", ylabel="rows")
+    words = [f"{each.confidence:.2f} sure, {each.accuracy:.2f} right, {each.count} rows." for each in used]
+    return picture(figure, "reliability", "How sure, and how often right", " ".join(words))
+
+
+def confusion(breakdown: Breakdown) -> Picture | None:
+    """The confusion matrix of each language, the largest ones first; None for a task without one."""
+    groups = {name: each for name, each in largest_languages(breakdown, _MOST_MATRICES).items() if each.confusion}
+    names = list(groups)
+    if not names:
+        return None
+    columns = min(3, len(names))
+    lines = math.ceil(len(names) / columns)
+    figure = _empty(0.4 + 2.6 * lines, 0.4 + 2.8 * columns)
+    labels = [drawn_name(label, at + 1) for at, label in enumerate(breakdown.labels)]
+    all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for number, (axes, name) in enumerate(zip(all_axes, names, strict=False)):
+        axes.set_title(drawn_name(name, number + 1))
+        _matrix(axes, np.array(groups[name].confusion, np.float64), labels)
+    for axes in all_axes[len(names) :]:
+        axes.set_visible(False)
+    figure.supxlabel("predicted", fontsize=10)
+    figure.supylabel("right", fontsize=10)
+    return picture(figure, "confusion", "Confusion by language", "The tables below have its numbers.")
+
+
+def _matrix(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap  # slow
+
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap=LinearSegmentedColormap.from_list("series", [PAPER, SERIES[0]]), vmin=0, vmax=1)
+    if len(labels) <= _MOST_NUMBERED:
+        for row, column in np.ndindex(*counts.shape):
+            colour = PAPER if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", color=colour, fontsize=9)
+    named = len(labels) <= _MOST_NAMED
+    axes.set_xticks(range(len(labels)) if named else [], labels if named else [], rotation=45, ha="right", fontsize=8)
+    axes.set_yticks(range(len(labels)) if named else [], labels if named else [], fontsize=8)
+    axes.grid(visible=False)
+    axes.spines[:].set_color(GRID)
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = _empty(height)
+    return figure, figure.subplots()
+
+
+def _empty(height: float, width: float = _WIDTH) -> Figure:
+    from matplotlib.figure import Figure  # slow
+
+    return Figure(figsize=(width, height), layout="constrained")
