@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 from huggingface_hub import SpaceCardData
 
-from indictune.cache_folders import check_outside_checkpoints
 from indictune.config.arguments import ModelArguments
 from indictune.demo.kind import talks
 from indictune.errors import UserError
@@ -23,12 +22,14 @@ from indictune.hub.card import CARD
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.public_text import escaped
 from indictune.hub.push import model_files, published
+from indictune.models.atomic_folder import check_free, whole_folder
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_model import classifier_config
 
 # Module of the package -> file of a Space.
 _SHARED = {"indictune.demo.page": "page.py", "indictune.data.languages": "languages.py"}
 _PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
+_FLAG = "--export"
 _ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 _README = """\
 # {title}
@@ -45,44 +46,44 @@ The texts that you type stay on the machine that runs the page.
 
 
 def export(model: Path, target: Path) -> None:
-    """Write app, requirements, README and the model's files.
+    """Write app, requirements, README and the model's files, all or nothing.
 
     Args:
         model: folder of a finished model.
         target: a new or an empty folder.
 
     Raises:
-        UserError: the folder is not empty, or the model needs files of this machine.
+        UserError: the folder holds no finished model or an adapter, or the target is not empty or cannot be written.
     """
-    is_talker = talks(model)
-    _check(model, target, is_talker)
-    title = model.resolve().name
-    for name in published(model, model_files(model)):
-        (target / "model" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(model / name, target / "model" / name)
-    modules = ["indictune.demo.page", *([] if is_talker else ["indictune.data.languages"])]
-    for module in modules:
-        write_whole(target / _SHARED[module], _source(module))
-    app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
-    write_whole(target / "app.py", app.replace('"TITLE"', json.dumps(title, ensure_ascii=False)))
-    needed = [
-        f"{name}=={version(name).partition('+')[0]}"
-        for name in _PACKAGES
-        if not (is_talker and name.startswith("lingua"))
-    ]
-    write_whole(target / "requirements.txt", "".join(f"{line}\n" for line in needed))
-    write_whole(target / ".gitattributes", _ATTRIBUTES)
-    write_whole(target / CARD, _readme(model, title))
-
-
-def _check(model: Path, target: Path, is_talker: bool) -> None:
     if (model / ADAPTER_CONFIG).is_file():
-        raise UserError("export-of-adapter", "--export", target, model=model)
+        raise UserError("export-of-adapter", _FLAG, target, model=model)
+    is_talker = talks(model)
     if not is_talker:
         classifier_config(ModelArguments(str(model)))
-    check_outside_checkpoints(target, "--export")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError("output-exists", "--export", target)
+    check_free(target, _FLAG)
+    names = published(model, model_files(model))
+    with whole_folder(target, _FLAG, sum((model / name).stat().st_size for name in names)) as folder:
+        for name in names:
+            (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model / name, folder / "model" / name)
+        for name, text in _files(model, is_talker).items():
+            write_whole(folder / name, text)
+
+
+def _files(model: Path, is_talker: bool) -> dict[str, str]:
+    """Name -> content, of the files beside the model's."""
+    title = model.resolve().name
+    app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
+    modules = ["indictune.demo.page", *([] if is_talker else ["indictune.data.languages"])]
+    packages = _PACKAGES if is_talker else (*_PACKAGES, "lingua-language-detector")
+    needed = [f"{name}=={version(name).partition('+')[0]}" for name in packages]  # without the build, as in 2.13.0+cpu
+    return {
+        "app.py": app.replace('"TITLE"', json.dumps(title, ensure_ascii=False)),
+        **{_SHARED[module]: _source(module) for module in modules},
+        "requirements.txt": "".join(f"{line}\n" for line in needed),
+        ".gitattributes": _ATTRIBUTES,
+        CARD: _readme(model, title),
+    }
 
 
 def _source(module: str) -> str:

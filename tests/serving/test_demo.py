@@ -203,13 +203,13 @@ def test_what_cannot_be_shown_is_refused(
 
     assert code() == "command-needs-model"
     if find_spec("gradio") is not None:
-        assert code(str(classifier), "--export", str(classifier)) == "output-exists"
+        assert code(str(classifier), "--export", str(classifier)) == "folder-not-empty"
         assert code(str(tmp_path), "--export", str(tmp_path / "new")) == "no-model"
         assert code(str(tmp_path), "--port", "0") == "no-model"
         assert code(str(classifier), "--max_new_tokens", "5") == "no-effect"
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "adapter_config.json").write_text("{}")
         assert code(str(tmp_path), "--export", str(tmp_path / "new")) == "export-of-adapter"
-        assert not (tmp_path / "new").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "config.json"]
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert code(str(classifier)) == "extra-missing"
