@@ -14,9 +14,10 @@ from indictune.cli import main
 from indictune.data.findings import Finding
 from indictune.data.health import Health, Split, check_health, measure
 from indictune.data.rows import StoredRows
+from indictune.training.dry_run import dry_run
 from tests.conftest import FinishedRun
 from tests.data.test_unknown_tokens import tokenizer_of
-from tests.ranks.launching import ROOT, SCRIPT, python, start
+from tests.ranks.launching import ROOT
 from tests.refusals import refused
 
 REAL = ROOT / "../shared/data/sentiment"
@@ -72,10 +73,8 @@ def test_a_limit_stops_a_run_and_inspect_which_prints_first(
     shown = capsys.readouterr()
     assert "tokens/word" in shown.out
     assert shown.err.count("[conflicting-labels]") == 1
-    done = start([*python(), SCRIPT, "--train_file", str(path), "--output_dir", str(tmp_path / "out"), *flags])
-    assert done.returncode == 2
-    assert "[conflicting-labels]" in done.stderr
-    assert not (tmp_path / "out/health.json").exists()
+    with refused("conflicting-labels"):
+        dry_run("classification", ["--train_file", str(path), "--output_dir", str(tmp_path / "out"), *flags], {})
 
 
 def test_rows_without_classes_are_measured_too() -> None:
@@ -101,6 +100,31 @@ def test_many_rows_are_sampled_and_each_language_is_measured(monkeypatch: pytest
     near = next(each for each in health.findings if each.name == "near_duplicates")
     assert "50 of 300 training rows" in near.note
     assert 0 < near.count < 50
+
+
+def rows_of(kind: str, text: str) -> str:
+    """A row with the text, and two short ones."""
+    if kind == "conll":
+        return "".join("\n".join(f"{word} O" for word in each.split()) + "\n\n" for each in (text, "ok", "bad"))
+    if kind == "chats":
+        rows = [{"prompt": each, "completion": "ok"} for each in (text, "ok", "bad")]
+    else:
+        rows = [{"text": each, "label": label} for each, label in ((text, "a"), ("ok", "b"), ("bad", "b"))]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("texts", "jsonl"), ("chats", "jsonl"), ("conll", "conll")])
+def test_the_rows_of_every_task_are_measured(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--output_dir", str(tmp_path / "out"), "--max_length", "64"]
+    for split, text in (("train", TWEET), ("validation", f"{TWEET} !")):
+        (tmp_path / f"{split}.{name}").write_text(rows_of(kind, text), encoding="utf-8")
+        flags += [f"--{split}_file", str(tmp_path / f"{split}.{name}")]
+    assert main(["prepare", *flags]) == 0
+    assert capsys.readouterr().err.count("1 of 3 validation rows (33.3%) nearly repeat") == 1
+    with refused("near-duplicates"):
+        check_health(Health.from_json(inspected(capsys, *flags)), {"max_near_duplicate_share": 0.3})
 
 
 def test_a_run_writes_what_inspect_prints(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
