@@ -26,8 +26,8 @@ demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in inst
 demo-smollm2: $(STAMP) outputs/smollm2  ## the same with the weights of SmolLM2-135M and an adapter: some minutes
 	rm -rf outputs/demo_smollm2
 	$(BIN)/indictune train recipes/llama/demo.yaml --model_name_or_path outputs/smollm2 --method lora \
-		--chat_template chatml --packing false --max_steps 20 --learning_rate 5e-4 --per_device_eval_batch_size 4 \
-		--num_sample_generations 2 --output_dir outputs/demo_smollm2
+		--chat_template chatml --packing false --max_length 512 --max_steps 20 --learning_rate 5e-4 \
+		--per_device_eval_batch_size 4 --num_sample_generations 2 --output_dir outputs/demo_smollm2
 
 outputs/smollm2: | $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt gguf
