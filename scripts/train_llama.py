@@ -42,8 +42,7 @@ def main(run: Run) -> None:
     trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded, plan.launch)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
-    samples = tokens.chats.samples(plan.data.num_sample_generations)
-    write_samples(trainer, run, samples, tokens.chats.sampled_split, rows.template, plan.data.max_new_tokens)
+    write_samples(trainer, run, tokens.samples)
     finish(trainer, run, result, tokens, saved_files)
 
 

@@ -44,7 +44,9 @@ class ChatDataArguments(ChatArguments, SourceArguments):
     packing: bool = flag(
         False, "Join several rows end to end into one of up to max_length tokens. Attention keeps them apart."
     )
-    num_sample_generations: int = flag(0, "Write this many answers of the trained model to samples.jsonl.")
+    num_sample_generations: int = flag(
+        0, "Let the trained model answer this many held-out rows: texts to samples.jsonl, chrF to evaluation.json."
+    )
     max_new_tokens: int = flag(256, "Most tokens of such an answer.")
 
 

@@ -88,6 +88,8 @@ class EvaluateArguments(TextArguments, BadRowArguments):
     columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
     chat_template: str | None = flag(None, "How messages become text.")
     train_on_prompts: bool = flag(False, "Score all tokens, not only those of the answers.")
+    num_sample_generations: int = flag(0, "Let a language model answer this many rows, and score what it writes.")
+    max_new_tokens: int = flag(256, "Most tokens of such an answer.")
     output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")
     per_device_eval_batch_size: int = flag(64, "Rows of one batch on each process.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")

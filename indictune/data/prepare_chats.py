@@ -84,11 +84,14 @@ class Chats:
         """The split that samples come from: one that is not trained on, if there is any."""
         return next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
 
-    def samples(self, count: int) -> list[list[Message]]:
-        """The first conversations of `sampled_split`."""
+    def samples(self, count: int) -> tuple[list[list[Message]], Dataset | None]:
+        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on."""
         split = self.sampled_split
-        indices = np.sort(pc.list_flatten(self.datasets[split].data["rows"]).to_numpy())[:count]
-        return [self.rows[split].table["messages"][index].as_py() for index in indices.tolist()]
+        dataset, rows = self.datasets[split], self.rows[split]
+        indices = np.sort(pc.list_flatten(dataset.data["rows"]).to_numpy())
+        chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
+        chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
+        return chats, None if split == "train" else dataset.select(chosen)
 
     def location(self, index: int) -> str:
         """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""

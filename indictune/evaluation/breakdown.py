@@ -55,7 +55,7 @@ class Breakdown:
     """Scores of an evaluation.
 
     Attributes:
-        kind: of the task: `single_label`, `multi_label`, `regression`, `entities` or `answers`.
+        kind: of the task: `single_label`, `multi_label`, `regression`, `entities`, `answers` or `written_answers`.
         score: name of the main score.
         lower_is_better: whether the main score is best where it is lowest.
         labels: in the order of the class ids.
@@ -63,6 +63,7 @@ class Breakdown:
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
         calibration: of one label a row.
+        written: of answers that a language model wrote, to some of the rows.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class Breakdown:
     by: dict[str, dict[str, Group]]
     worst_language: str
     calibration: Calibration | None = None
+    written: Breakdown | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ def _breakdown(content: dict[str, Any]) -> Breakdown:
     if calibration is not None:
         bins = [Bin(**each) for each in calibration["bins"]]
         calibration = Calibration(**{**calibration, "bins": bins})
-    return Breakdown(**{**content, "overall": _group(content["overall"]), "by": by, "calibration": calibration})
+    written = _breakdown(content["written"]) if content.get("written") else None
+    made = {"overall": _group(content["overall"]), "by": by, "calibration": calibration, "written": written}
+    return Breakdown(**{**content, **made})
 
 
 def _group(content: dict[str, Any]) -> Group:

@@ -56,6 +56,10 @@ def in_sentences(breakdown: Breakdown) -> str:
             "" if sure.temperature is None else f"; {sure.calibrated_ece:.4f} at temperature {sure.temperature:.2f}"
         )
         lines.append(f"calibration error: {sure.ece:.4f}{after}")
+    if (written := breakdown.written) is not None:
+        same = written.overall.scores["exact_match"].value
+        lines.append(f"answers written by the model: {written.overall.num_examples:,}, exact match {same:.4f}")
+        lines.append(in_sentences(written))
     return "\n".join(lines)
 
 

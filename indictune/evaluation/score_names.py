@@ -10,6 +10,7 @@ from indictune.evaluation.metrics import without_markup
 
 RATIOS = ("precision", "recall", "f1")  # of each label
 WORST = "worst_language_"
+WRITTEN = ("chrf", "exact_match")  # of answers that a language model writes
 
 
 def score_names(
@@ -36,7 +37,8 @@ def named_scores(found: Breakdown) -> dict[str, float]:
     """Every score of a breakdown by its name."""
     overall = found.overall
     paths = score_names(list(overall.scores), overall.per_label, found.by)
-    return {name: _score_at(found, path) for name, path in paths.items()}
+    of_written = {} if found.written is None else named_scores(found.written)
+    return {name: _score_at(found, path) for name, path in paths.items()} | of_written
 
 
 def _score_at(found: Breakdown, path: tuple[str, ...]) -> float:

@@ -17,14 +17,17 @@ _RATIOS = ("precision", "recall", "f1")
 
 def results_in(facts: Facts) -> dict[str, Any]:
     """What the template says of results: a table a split, and the language with the lowest score."""
-    splits = []
+    splits = list[dict[str, Any]]()
     for key, name in SPLITS.items():
         breakdown, block = facts.breakdowns.get(key), facts.metrics.get(key)
         if breakdown is not None:
-            labels, sure = _labels(breakdown.overall), breakdown.calibration
-            splits.append({"name": name, "table": _groups(breakdown), "labels": labels, "calibration": sure})
+            labels, written = _labels(breakdown.overall), breakdown.written and _groups(breakdown.written)
+            more = {"labels": labels, "calibration": breakdown.calibration, "written": written}
+            splits.append({"name": name, "table": _groups(breakdown)} | more)
         elif block:
-            splits.append({"name": name, "table": _scores(block), "labels": None, "calibration": None})
+            splits.append(
+                {"name": name, "table": _scores(block), "labels": None, "calibration": None, "written": None}
+            )
     first = next((facts.breakdowns[key] for key in SPLITS if key in facts.breakdowns), None)
     return {
         "splits": splits,

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers.utils.import_utils import is_liger_kernel_available
 
+from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.fields import AUTO, check_ranges
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
-from indictune.evaluation.score_names import RATIOS, near_names, score_names
+from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
 from indictune.tasks.objective import facts_of
 from indictune.tasks.protocol import Task, Tokens
 
@@ -52,15 +53,26 @@ def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
     """
     metric, rows, labels = metric.removeprefix("eval_"), tokens.validation, tokens.labels
     assert rows is not None
-    starts = tuple(f"{score}_" for score in (*tokens.scores, *(RATIOS if labels else ())))
+    origins, samples = tokens.origins.get("validation"), tokens.samples
+    of_written = WRITTEN if samples is not None and samples.rows is not None else ()
+    starts = tuple(f"{score}_" for score in (*tokens.scores, *(RATIOS if labels else ()), *of_written))
     if not metric.startswith(starts):
         return []
-    origins = tokens.origins.get("validation")
     scripts = None if origins is None else scripts_of(origins.texts, rows["language"][:])
     known = score_names(tokens.scores, labels, facts_of(rows, scripts).groups())
+    if samples is not None and samples.rows is not None:
+        known |= score_names(WRITTEN, (), samples.facts().groups())
     if metric in known:
         return []
     return [problem("metric-of-unseen-language", METRIC, metric, near=near_names(metric, known))]
+
+
+def check_samples(data: EvaluateArguments, task: Task[Any, Any, Any]) -> list[Problem]:
+    """Refuse to let a model write answers that writes none."""
+    asked = data.num_sample_generations
+    return (
+        [problem("writes-no-answers", "--num_sample_generations", asked)] if asked and not task.writes_answers else []
+    )
 
 
 def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat_tokens import answer_ends
@@ -30,10 +31,11 @@ from indictune.data.templates import choose_template
 from indictune.data.tokenizer_health import language_table
 from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
-from indictune.errors import Problem, Problems, problems_of
+from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.console_tables import scores_table
+from indictune.evaluation.score_names import WORST, WRITTEN
 from indictune.evaluation.sums import answers
 from indictune.models.adapter_base import continues_texts
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
@@ -42,7 +44,7 @@ from indictune.models.position_limits import positions_of
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective, facts_of
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Samples, Task, TestTokens, Tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,22 +62,16 @@ class ChatRows:
     template: str
 
 
-@dataclass(frozen=True)
-class ChatTokens(Tokens):
-    """The tokenised conversations."""
-
-    chats: Chats = field(kw_only=True)
-
-
 class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
     """A model answers the last message of a conversation."""
 
     model_arguments = LlamaModelArguments
     data_arguments = ChatDataArguments
     training_arguments = LlamaTrainingArguments
+    writes_answers = True
     head = "ForCausalLM"
     name = "chat"
-    scores = (*ANSWER_SCORES, "perplexity", "worst_language_loss")
+    scores = (*ANSWER_SCORES, "perplexity", "worst_language_loss", *WRITTEN, f"{WORST}{WRITTEN[0]}")
     lower_is_better = ("loss", "perplexity")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
@@ -86,6 +82,9 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         found = problems_of(check_causal, plan.model, plan.model_config)
         if plan.data.packing:
             found += problems_of(check_packing, plan.model, plan.model_config)
+        metric = str(plan.training.metric_for_best_model).removeprefix("eval_").removeprefix(WORST)
+        if metric.startswith(WRITTEN) and not plan.data.num_sample_generations:
+            found.append(problem("metric-needs-samples", "--metric_for_best_model", metric))
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
@@ -106,7 +105,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
                 return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
         return None
 
-    def tokenise(self, plan: Plan, rows: ChatRows) -> ChatTokens:
+    def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
         positions = None if plan.model_config is None else positions_of(plan.model_config)
         chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
@@ -116,10 +115,11 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
         made = train, validation, test, chats.location, chats.folder, notes, summary
-        return ChatTokens(*made, origins=origins, chats=chats, scores=self.group_scores(plan), health=health)
+        samples = _samples(chats, plan.data, rows.template)
+        return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
-        return ANSWER_SCORES
+        return ANSWER_SCORES + WRITTEN
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -161,7 +161,16 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         positions = None if plan.model_config is None else positions_of(plan.model_config)
         chats = tokenise_splits(test, tokenizer, template, asked, positions)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
-        return TestTokens(chats.datasets["test"], [*test.notes, *chats.notes], _origins(chats, "test"))
+        notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
+        return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)
+
+
+def _samples(chats: Chats, asked: ChatDataArguments | EvaluateArguments, template: str) -> Samples | None:
+    """The conversations that the model answers, if any are asked for."""
+    if not asked.num_sample_generations:
+        return None
+    messages, rows = chats.samples(asked.num_sample_generations)
+    return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
 
 
 def _measured(chats: Chats, rows: ChatRows) -> Health:

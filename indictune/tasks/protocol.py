@@ -15,9 +15,12 @@ from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
 from indictune.data.health import Health
+from indictune.data.languages import scripts_of
+from indictune.data.messages import Message
 from indictune.errors import Problem, Problems
+from indictune.evaluation.breakdown import RowFacts
 from indictune.models.load import Model
-from indictune.tasks.objective import Objective
+from indictune.tasks.objective import Objective, facts_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,12 +45,44 @@ class Origins:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Conversations whose last answer the model writes itself.
+
+    Attributes:
+        split: that they come from.
+        chats: with the right answers.
+        rows: of the split's dataset; None for training rows, which are not scored.
+        template: of the chats.
+        max_new_tokens: limit of an answer.
+    """
+
+    split: str
+    chats: Sequence[list[Message]]
+    rows: Dataset | None
+    template: str
+    max_new_tokens: int
+
+    def facts(self) -> RowFacts:
+        """Of whom the rows are."""
+        assert self.rows is not None
+        texts = ("\n".join(message["content"] for message in chat) for chat in self.chats)
+        return facts_of(self.rows, scripts_of(texts, self.rows["language"][:]))
+
+
+@dataclass(frozen=True)
 class TestTokens:
-    """The tokenised rows of a file for a saved model, notes for the user, and where the rows come from, if known."""
+    """The tokenised rows of a file for a saved model.
+
+    Attributes:
+        notes: for the user.
+        origins: where the rows come from, if known.
+        samples: conversations that the model answers.
+    """
 
     rows: Dataset
     notes: Sequence[str] = ()
     origins: Origins | None = None
+    samples: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +114,7 @@ class Tokens:
         scores: `group_scores` of the task.
         labels: that have scores of their own: labels, or kinds of entity.
         health: of the rows; None if the task does not measure it.
+        samples: conversations that the trained model answers.
     """
 
     train: Dataset
@@ -93,6 +129,7 @@ class Tokens:
     scores: Sequence[str] = ()
     labels: Sequence[str] = ()
     health: Health | None = None
+    samples: Samples | None = None
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
@@ -111,6 +148,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         scores: metrics that can compare checkpoints, the default first.
         lower_is_better: beginnings of metrics of which the lowest is the best.
         takes_long_texts: whether `--long_text` and `--max_length auto` have a meaning.
+        writes_answers: whether `--num_sample_generations` has a meaning.
         head: end of the class names of its models, such as `ForTokenClassification`.
     """
 
@@ -119,6 +157,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     training_arguments: type[Training]
     lower_is_better: tuple[str, ...] = ("loss",)
     takes_long_texts: bool = False
+    writes_answers: bool = False
     name: str
     scores: tuple[str, ...]
     head: str

@@ -26,7 +26,7 @@ from indictune.models.position_limits import check_max_length, positions_of
 from indictune.models.text_reading import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
-from indictune.preflight.values import check_long_texts
+from indictune.preflight.values import check_long_texts, check_samples
 from indictune.run import Run
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.objective import Objective
@@ -124,7 +124,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
     plan, found = make_evaluation_plan(run.recipe, os.environ, task)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
-    problems.extend(check_long_texts(asked, task))
+    problems.extend([*check_long_texts(asked, task), *check_samples(asked, task)])
     tokenizer = None
     if config is not None:
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from transformers.trainer_utils import speed_metrics
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
 from indictune.distributed.context_rows import summed
-from indictune.evaluation.score_names import named_scores
+from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.progress import OWN_PROGRESS
+from indictune.training.samples import answers_to, scores_of_samples
 from indictune.training.task_trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -58,8 +60,10 @@ def asked_metric(trainer: TaskTrainer) -> str:
 def _score_of_some(
     trainer: TaskTrainer, dataset: Dataset, results: Sequence[np.ndarray], name: str
 ) -> dict[str, float]:
-    """The score of a language, script, range of lengths or label, by its name."""
+    """The score of a language, script, range of lengths or label, or of written answers, by its name."""
     found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
+    if found is not None and name.removeprefix(WORST).startswith(WRITTEN) and trainer.samples is not None:
+        found = replace(found, written=scores_of_samples(trainer.samples, answers_to(trainer, trainer.samples)))
     return {each: score for each, score in named_scores(found).items() if each == name} if found else {}
 
 
@@ -78,7 +82,7 @@ def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     """What the task measures of each row, each [rows], in the dataset's order."""
-    model = _prepared(trainer)
+    model = prepared(trainer)
     model.eval()
     loader, handler, args = trainer.evaluation_loader(dataset), trainer.callback_handler, trainer.args
     handler.eval_dataloader = loader
@@ -117,7 +121,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
         return None if measured is None else (row_numbers, *measured)
 
 
-def _prepared(trainer: TaskTrainer) -> nn.Module:
+def prepared(trainer: TaskTrainer) -> nn.Module:
     """The model. accelerate prepares it, if no training has done so."""
     assert trainer.model is not None
     accelerator = trainer.accelerator

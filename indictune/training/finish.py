@@ -35,8 +35,10 @@ from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.baseline import add_baseline
 from indictune.training.data_facts import data_facts
+from indictune.training.evaluation import prepared
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.predictions import Findings
+from indictune.training.samples import write_samples
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 
@@ -178,7 +180,11 @@ def evaluate(
         run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
     run.show(f"\n{split} rows\n{objective.tables(block)}")
     assert results is not None
-    findings.add(objective, name, dataset, results, origins)
+    samples = trainer.samples
+    written = trainer.written if samples is not None and samples.split == split else None
+    findings.add(objective, name, dataset, results, origins, written)
+    if written is not None:
+        block |= {score: estimate.value for score, estimate in written.overall.scores.items()}
     if name in findings.breakdowns:
         run.show(f"\n{in_sentences(findings.breakdowns[name])}")
     return block
@@ -197,6 +203,10 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
 def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
     """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
     findings = Findings(run)
+    if test.samples is not None:
+        trainer.samples = test.samples
+        prepared(trainer)
+        write_samples(trainer, run, test.samples)
     with findings.writing():
         tested = evaluate(trainer, findings, test.rows, "test", test.origins)
     write_metrics(trainer, run, run_metrics(trainer) | {"test_file": os.path.abspath(test_file), "test": tested})

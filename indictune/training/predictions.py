@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -57,6 +58,7 @@ class Findings:
         dataset: Dataset,
         results: Sequence[np.ndarray],
         origins: Origins | None,
+        written: Breakdown | None = None,
     ) -> None:
         """Add an evaluation.
 
@@ -66,6 +68,7 @@ class Findings:
             dataset: the tokenised rows.
             results: of them, in their order.
             origins: of the rows, if the task knows them.
+            written: scores of answers that the model wrote to some of the rows.
         """
         if self._lines is None:
             return
@@ -73,7 +76,7 @@ class Findings:
         scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
         found = objective.breakdown(dataset, results, scripts)
         if found is not None:
-            self.breakdowns[split] = found
+            self.breakdowns[split] = replace(found, written=written)
         for row, text in _rows(objective, split, dataset, results, origins, scripts):
             self._lines.append(json_line(row))
             self._mistakes.add(row, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from accelerate.utils import broadcast
@@ -12,50 +13,61 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat_tokens import answer_ends, prompt_ids
-from indictune.data.messages import Message
+from indictune.evaluation.breakdown import Breakdown, break_down
+from indictune.evaluation.written_answers import written_answers
 from indictune.files import write_whole
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.training.exact_trainer import ExactTrainer
+from indictune.tasks.protocol import Samples
+from indictune.training.task_trainer import TaskTrainer
 
 
-def write_samples(
-    trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], split: str, template: str, max_new_tokens: int
-) -> None:
-    """Let the trained model answer conversations, one JSON object a row: `split`, `prompt`, `reference` and `answer`.
+def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
+    """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
 
-    All ranks must call it, because each may hold a part of the weights.
-
-    Args:
-        chats: the last answer of each is the reference. Without any, no file is written.
-        split: that the chats come from.
-        template: of the chats.
-        max_new_tokens: limit of an answer.
+    `samples.jsonl` gets a JSON object a row: `split`, `prompt`, `reference` and `answer`. The scores are in
+    `trainer.written`. All ranks must call it, because each may hold a part of the weights.
 
     Raises:
         Stopped: a rank was asked to stop. A resumed run need not train again.
     """
-    if not chats:
+    if samples is None:
         return
     tokenizer = trainer.processing_class
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    ends, lines = answer_ends(tokenizer, template), []
     trainer.asked_before = None  # was of the training, where a stop would lose a step
-    for messages in chats:
-        prompt = prompt_ids(messages, tokenizer, template)
-        answer = greedy(trainer, prompt, max_new_tokens, ends)
-        texts = {
-            "split": split,
-            "prompt": tokenizer.decode(prompt),
-            "reference": messages[-1]["content"],
-            "answer": tokenizer.decode(answer, skip_special_tokens=True),
-        }
+    answers = answers_to(trainer, samples)
+    if samples.rows is not None:
+        trainer.written = scores_of_samples(samples, answers)
+    if run.rank != 0:
+        return
+    lines = []
+    for messages, answer in zip(samples.chats, answers, strict=True):
+        prompt = tokenizer.decode(prompt_ids(messages, tokenizer, samples.template))
+        texts = {"split": samples.split, "prompt": prompt, "reference": messages[-1]["content"], "answer": answer}
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
-    if run.rank == 0:
-        write_whole(run.output_dir / "samples.jsonl", "".join(lines))
+    write_whole(run.output_dir / "samples.jsonl", "".join(lines))
 
 
-def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
+def scores_of_samples(samples: Samples, answers: Sequence[str]) -> Breakdown:
+    """The scores of written answers, for whom they are."""
+    references = [messages[-1]["content"] for messages in samples.chats]
+    return break_down("written_answers", samples.facts(), written_answers(answers, references))
+
+
+def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
+    """What the model answers, in the order of the conversations. All ranks must call it."""
+    tokenizer = trainer.processing_class
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    ends, answers = answer_ends(tokenizer, samples.template), []
+    for messages in samples.chats:
+        prompt = prompt_ids(messages, tokenizer, samples.template)
+        answer = greedy(trainer, prompt, samples.max_new_tokens, ends)
+        answers.append(cast(str, tokenizer.decode(answer, skip_special_tokens=True)))
+    return answers
+
+
+def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
     """The likeliest continuation, token by token, up to one of `ends`.
 
     `generate` would call the model inside peft's, but only a call of the outer model gathers sharded weights. Every

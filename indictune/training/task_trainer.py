@@ -26,9 +26,10 @@ from indictune.data.languages import scripts_of
 from indictune.distributed import node_disks
 from indictune.distributed.context_rows import own_tokens
 from indictune.distributed.pipeline.engine import Pipeline
+from indictune.evaluation.breakdown import Breakdown
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
-from indictune.tasks.protocol import Origins
+from indictune.tasks.protocol import Origins, Samples
 from indictune.training.bad_steps import BadSteps
 from indictune.training.collective_flags import CollectiveFlags
 from indictune.training.nonfinite import NonFinite
@@ -56,6 +57,8 @@ class TaskTrainer(Trainer):
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
     has_begun = False  # the training
     validation_origins: Origins | None = None
+    samples: Samples | None = None  # that the model answers
+    written: Breakdown | None = None  # scores of its answers
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
 
     def unlogged(self) -> dict[str, Any]:

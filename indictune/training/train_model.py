@@ -28,7 +28,7 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     Raises:
         UserError: the checkpoint, or another rank, has other rows.
     """
-    trainer.validation_origins = tokens.origins.get("validation")
+    trainer.validation_origins, trainer.samples = tokens.origins.get("validation"), tokens.samples
     watch(trainer, plan, run, point, tokens.row_location)
     check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:

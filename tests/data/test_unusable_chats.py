@@ -75,7 +75,7 @@ def test_they_are_left_out_and_written_down_with_those_that_could_not_be_read(
         assert len(chats.datasets["test"]) == 1
         places = [chats.location(index) for index in range(len(chats.datasets["train"]))]
         assert sorted(", ".join(places).split(", ")) == ["train.jsonl:1", "train.jsonl:6", "train.jsonl:7"]
-        assert (chats.sampled_split, chats.samples(9)) == ("test", [TEST[1]])
+        assert (chats.sampled_split, chats.samples(9)[0]) == ("test", [TEST[1]])
         assert [note.partition(", first ")[0] for note in chats.notes] == [
             "--train_file train.jsonl: 3 bad rows were left out",
             "--test_file test.jsonl: 1 bad rows were left out",

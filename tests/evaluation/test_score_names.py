@@ -13,15 +13,16 @@ from datasets import Dataset
 from sklearn.metrics import f1_score, recall_score
 from transformers import BertConfig
 
-from indictune.evaluation.score_names import named_scores, near_names
-from indictune.preflight.values import check_metric_of_rows
+from indictune.evaluation.score_names import WRITTEN, named_scores, near_names
+from indictune.preflight.values import METRIC, check_metric_of_rows
 from indictune.tasks.chat import Answers, Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import Origins, Task, Tokens
+from indictune.tasks.protocol import Origins, Samples, Task, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 from indictune.tasks.token_tags import TokenTags
 from indictune.tasks.tokens import TokenClassification
+from indictune.training.samples import scores_of_samples
 from tests.models.tiny import words_tokenizer
 from tests.plans import codes, plan_of
 
@@ -33,6 +34,15 @@ GROUPS = ("hi", "ta", "a_b", "native", "romanised", "length_1-16", "length_17-32
 LABELS = ["bad", "good", "so so"]
 REFERENCES = np.array([0, 1, 2, 0, 1, 2])
 PREDICTED = np.array([0, 1, 1, 2, 1, 0])
+
+SAMPLES = Samples(
+    "validation",
+    [[{"role": "assistant", "content": text}] for text in ("good", "मौसम")],
+    Dataset.from_dict({"language": ["en", "hi"], "length": [3, 30]}),
+    "",
+    8,
+)
+WRITTEN_GROUPS = ("en", "hi", "native", "length_1-16", "length_17-32")
 
 
 def config(labels: Sequence[str], problem_type: Any = None) -> BertConfig:
@@ -80,17 +90,25 @@ def test_every_promised_name_has_a_score_and_every_score_a_name(
     objective, rows, results = objective_of(kind)
     found = objective.breakdown(rows, results, SCRIPTS)
     assert found is not None
+    if kind == "answers":
+        found = replace(found, written=scores_of_samples(SAMPLES, ["good", "मोसम"]))
     given = set(named_scores(found)) | set(objective.flatten(objective.score(rows, results, False)))
     plan = plan_of(arguments=task.training_arguments)
     vars(plan.data).update(data)
-    of_groups = {f"{score}_{group}" for score in task.group_scores(plan) for group in GROUPS}
+    scores = [score for score in task.group_scores(plan) if score not in WRITTEN]
+    of_groups = {f"{score}_{group}" for score in scores for group in GROUPS}
+    if kind == "answers":
+        of_groups |= {f"{score}_{group}" for score in WRITTEN for group in WRITTEN_GROUPS}
     of_labels = {f"{score}_{label}" for score in task.label_scores(plan) for label in labels}
     assert given == set(task.metrics(plan)) | of_groups | of_labels
-    tokens = Tokens(rows, rows, None, str, scores=task.group_scores(plan), labels=labels)
+    samples = SAMPLES if kind == "answers" else None
+    tokens = Tokens(rows, rows, None, str, scores=scores, labels=labels, samples=samples)
     tokens = replace(tokens, origins={"validation": Origins(str, TEXTS)})
     for name in given:
         assert check_metric_of_rows(f"eval_{name}", tokens) == []
-    score = task.group_scores(plan)[0]
+    if kind == "answers":
+        assert codes(check_metric_of_rows("chrf_a_b", tokens)) == [("metric-of-unseen-language", METRIC)]
+    score = scores[0]
     for name in (
         f"{score}_te",
         f"{score}_",
@@ -99,7 +117,7 @@ def test_every_promised_name_has_a_score_and_every_score_a_name(
         f"{score}_length_33-64",
         f"{score}_17-32",
     ):
-        assert codes(check_metric_of_rows(name, tokens)) == [("metric-of-unseen-language", "--metric_for_best_model")]
+        assert codes(check_metric_of_rows(name, tokens)) == [("metric-of-unseen-language", METRIC)]
 
 
 def test_a_name_stands_for_the_score_of_its_rows() -> None:

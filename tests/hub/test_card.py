@@ -26,7 +26,7 @@ from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED
-from tests.hub.folders import CONFIG, LABELS, METRICS, RECIPE, model_folder, write_evaluation
+from tests.hub.folders import CONFIG, LABELS, METRICS, RECIPE, estimate, group, model_folder, write_evaluation
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 BASE = "ai4bharat/IndicBERTv2-MLM-only"
@@ -94,6 +94,17 @@ def test_scores_have_their_intervals(tmp_path: Path) -> None:
         "In brackets: 95% bootstrap intervals.",
     ):
         assert f"\n{line}\n" in text
+
+
+def test_answers_that_the_model_wrote_have_their_scores(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "out")
+    write_evaluation(folder)
+    content = json.loads((folder / "evaluation.json").read_text())
+    content["test"]["written"] = {**content["test"], "calibration": None}
+    content["test"]["written"]["overall"] = group(0.5) | {"scores": {"chrf": estimate(34.5)}}
+    content["test"]["written"]["by"] = {"language": {}}
+    (folder / "evaluation.json").write_text(json.dumps(content))
+    assert "\n| all | 50 | 34.5000 (34.4000 to 34.6000) |\n" in card_in(folder).text
 
 
 def test_the_baseline_is_named(tmp_path: Path) -> None:

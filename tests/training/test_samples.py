@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import sacrebleu
 import torch
+from datasets import Dataset
 from transformers import MistralConfig, MistralForCausalLM
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
@@ -15,6 +17,7 @@ from indictune.config.recipe import read_recipe
 from indictune.data.messages import Message
 from indictune.models.attention import ATTENTION
 from indictune.run import Run
+from indictune.tasks.protocol import Samples
 from indictune.training.chat_trainer import LlamaTrainer
 from indictune.training.samples import greedy, write_samples
 from tests.models.tiny import words_tokenizer
@@ -96,7 +99,8 @@ def conversations(*texts: str) -> list[list[Message]]:
 
 
 class TestFile:
-    ROWS = conversations("अच्छा | ok", "నయా | மோசம் | ok | చెడు", "ok | ok")
+    ROWS = conversations("अच्छा | ok", "నయా | மோசம் | ok | చెడు")
+    DATA = Dataset.from_dict({"language": ["hi", "te"], "length": [3, 9]})
 
     @staticmethod
     def run(folder: Path, rank: int = 0) -> Run:
@@ -104,7 +108,7 @@ class TestFile:
 
     def test_a_line_holds_prompt_reference_and_answer(self, base: str, tmp_path: Path) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.run(tmp_path), self.ROWS[:2], "test", TEMPLATE, max_new_tokens=4)
+        write_samples(trainer, self.run(tmp_path), Samples("test", self.ROWS[:2], self.DATA, TEMPLATE, 4))
         text = (tmp_path / "samples.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
         assert [list(line) for line in lines] == [["split", "prompt", "reference", "answer"]] * 2
@@ -115,11 +119,16 @@ class TestFile:
         answers = [greedy(trainer, ids, 4, ends=[2]) for ids in ([3, 10], [1, 10, 8, 2, 9, 10])]
         assert [line["answer"] for line in lines] == [tokenizer.decode(each) for each in answers]
         assert "अच्छा" in text
+        assert trainer.written is not None
+        chrf = sacrebleu.corpus_chrf([line["answer"] for line in lines], [["ok", "చెడు"]])
+        assert trainer.written.overall.scores["chrf"].value == pytest.approx(chrf.score)
+        assert list(trainer.written.by["language"]) == ["hi", "te"]
 
-    @pytest.mark.parametrize(("count", "rank"), [(0, 0), (2, 1)])
+    @pytest.mark.parametrize(("is_asked", "rank"), [(False, 0), (True, 1)])
     def test_nothing_is_written_without_rows_or_by_other_ranks(
-        self, base: str, tmp_path: Path, count: int, rank: int
+        self, base: str, tmp_path: Path, is_asked: bool, rank: int
     ) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.run(tmp_path, rank), self.ROWS[:count], "test", TEMPLATE, max_new_tokens=1)
+        samples = Samples("test", self.ROWS[:2], self.DATA, TEMPLATE, 1) if is_asked else None
+        write_samples(trainer, self.run(tmp_path, rank), samples)
         assert not (tmp_path / "samples.jsonl").exists()
