@@ -43,8 +43,8 @@ def verdicts(run: RunFacts) -> Iterator[Verdict]:
 
 
 def findings(run: RunFacts, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
-    """What was found in the rows, with examples, which are texts of the rows."""
-    for each in run.health.get("findings") or []:
+    """What was found in the rows, warnings first, with examples, which are texts of the rows."""
+    for each in sorted(run.health.get("findings") or [], key=lambda each: not each.get("warns")):
         where = f" ({each['language']})" if each.get("language") else ""
         kind: Literal["fact", "warning"] = "warning" if each.get("warns") else "fact"
         examples = [without_folders(str(example)) for example in each.get("examples") or []]

@@ -195,6 +195,18 @@ def test_a_finished_run_has_a_card_whose_program_runs(
     assert any(f"'label': '{label}'" in run_program(str(card), capsys) for label in LABELS)
 
 
+def test_a_finished_run_has_a_report(finished_run: FinishedRun) -> None:
+    folder = finished_run.folder
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert str(folder / "report.html") in finished_run.stdout
+    assert str(folder.parent) not in page
+    lines = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    wrong = [row for row in map(json.loads, lines) if row["split"] == "test" and row["label"] != row["predicted"]]
+    assert wrong
+    assert all(f"{row['row'].rpartition('/')[2]}</p>" in page for row in wrong[:1])
+    assert {path.stem for path in (folder / "figures").iterdir()} >= {"loss", "languages", "confusion", "reliability"}
+
+
 def test_the_program_of_an_adapter_of_a_classifier_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
