@@ -294,7 +294,9 @@ class Kind:
     ranks: int = 1
 
 
-OF_ALL = frozenset({"README.md", "metrics.json", "evaluation.json", "tokenizer.json", "tokenizer_config.json"})
+OF_ALL = frozenset(
+    {"README.md", "metrics.json", "evaluation.json", "report.html", "tokenizer.json", "tokenizer_config.json"}
+)
 OF_AN_ADAPTER = OF_ALL | {"adapter_config.json", "adapter_model.safetensors", "base_model.json"}
 LORA = ("--model_name_or_path", BASE, "--method", "lora")
 KINDS = {
@@ -372,7 +374,9 @@ def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(push: Pushed) -> None:
     kept = push.kept
     assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without
-    assert set(kept.files) == push.kind.files
+    pictures = {name for name in kept.files if name.startswith("figures/")}
+    assert pictures >= {"figures/loss.png", "figures/languages.png"}
+    assert set(kept.files) - pictures == push.kind.files
     assert (push.out / "training_args.bin").exists()
     assert not any(TOKEN.encode() in body for body in kept.sent)
     assert not any(str(push.out.parent).encode() in content for content in kept.files.values())
@@ -389,6 +393,11 @@ def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pu
     card, metrics = push.card, json.loads(push.kept.files["metrics.json"])
     assert list(metrics["eval"]["per_language"]) == sorted(IN_ROWS)
     assert "\x1b[2J" not in push.said  # a progress bar moves the cursor by itself
+    report = push.kept.files["report.html"].decode()
+    assert "<h1>out</h1>" in report
+    assert "<script>" not in report
+    assert "\x1b" not in report
+    assert "<blockquote" not in report  # no texts of rows
     if push.kind.script == SCRIPT:
         assert list(json.loads(push.kept.files["config.json"])["label2id"]) == sorted(IN_ROWS)
         assert "escaped" in card
