@@ -83,14 +83,23 @@ def tweets(data: Path, work: Path) -> dict[str, Any]:
     name = str(data / "sentiment/hinglish_tweets")
     lines = Path(f"{name}.train.jsonl").read_text(encoding="utf-8").splitlines()
     train, kept = split([json.loads(line) for line in lines])
-    flags = TWEETS | {
+    flags: dict[str, Any] = TWEETS | {
         "model_name_or_path": folder_of(MINILM) / "model",
         "train_file": write_lines(work / "tweets.jsonl", train),
         "validation_file": write_lines(work / "kept_tweets.jsonl", kept),
         "test_file": f"{name}.validation.jsonl",
         "drop_leaked_rows": "true",
     }
-    return run("train_sentiment.py", flags, work / "minilm")
+    found = run("train_sentiment.py", flags, work / "minilm")
+    return found | {"exported": [exported(work / "minilm", flags["test_file"], int8) for int8 in ("false", "true")]}
+
+
+def exported(folder: Path, texts: str, int8: str) -> dict[str, Any]:
+    """Write a model as ONNX; how its labels agree with the model's on up to 1,000 texts, and its size."""
+    output_dir = folder.with_name(f"onnx-{int8}")
+    asked = {"model": folder, "output_dir": output_dir, "input_file": texts, "int8": int8}
+    subprocess.run([sys.executable, "-m", "indictune", "export", *words_of(asked)], check=True)
+    return read(output_dir / "export.json") | {"bytes": (output_dir / "model.onnx").stat().st_size}
 
 
 def chats(data: Path, work: Path) -> dict[str, Any]:

@@ -13,13 +13,16 @@ import onnxruntime
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from indictune.cli import main
+from indictune.config.arguments import ModelArguments
+from indictune.models.load import load_tokenizer
+from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.tiny_bert import sample_rows
 from tests.conftest import FinishedRun
 from tests.export.models import LABELS, random_classifier
-from tests.first_hour.classifiers import saved_classifier
+from tests.first_hour.classifiers import MAX_LENGTH, saved_classifier
 from tests.models.tiny import CONFIGS
 
 TEXTS = [str(row["text"]) for row in sample_rows("test.jsonl")]
@@ -118,12 +121,13 @@ def test_several_labels_and_numbers_are_exported(problem_type: str, tmp_path: Pa
 @pytest.mark.slow
 def test_an_adapter_is_merged_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved_classifier(tmp_path / "adapter", method="lora")
+    config = AutoConfig.from_pretrained(folder / "config.json")
+    serve_as_trained(folder, load_tokenizer(ModelArguments()), config, MAX_LENGTH)
     before = sorted(path.name for path in folder.iterdir())
     assert main(["export", str(folder), "--output_dir", str(tmp_path / "out")]) == 0
     assert main(["predict", str(folder), "--text", *TEXTS[:40]]) == 0
     labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert len(set(labels)) > 1
-    config = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
-    assert [config["id2label"][str(each)] for each in logits_of(tmp_path / "out", TEXTS[:40]).argmax(1)] == labels
+    assert [config.id2label[each] for each in logits_of(tmp_path / "out", TEXTS[:40]).argmax(1)] == labels
     assert sorted(path.name for path in folder.iterdir()) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "out"]
