@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from indictune.errors import UserError
-from indictune.evaluation.breakdown import SPLITS, Breakdown
+from indictune.evaluation.breakdown import EVALUATION, SPLITS, Breakdown
 from indictune.evaluation.mistakes import read_mistakes
 from indictune.files import HEALTH
 from indictune.hub.card_facts import Facts, facts_of
@@ -74,9 +74,13 @@ def read_run(folder: Path, name: str | None = None) -> RunFacts:
     """Read a run's folder, or that of an evaluation.
 
     Raises:
-        UserError: `report-needs-run`.
+        UserError: `report-needs-run` or `unreadable`.
     """
-    facts = facts_of(folder, None, folder)
+    try:
+        facts = facts_of(folder, None, folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError("unreadable", "indictune report", f"{folder}: its {EVALUATION}", reason=reason) from error
     log = list(_json_lines(folder / _TRAIN_LOG))
     if not (facts.metrics or facts.breakdowns or log):
         raise UserError("report-needs-run", "indictune report", folder)

@@ -221,6 +221,15 @@ def test_wrong_commands_are_refused(
     assert f"[{code}]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ['{"test": {"kind', '{"test": {"kind": "single_label"}}', "[]"])
+def test_an_evaluation_that_cannot_be_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (model_folder(tmp_path / "out") / "evaluation.json").write_text(content)
+    assert main(["report", str(tmp_path / "out")]) == 2
+    assert "evaluation.json" in capsys.readouterr().err
+
+
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(Recipe({"output_dir": str(model_folder(tmp_path / "out"))}, Problems()), 0)
     (tmp_path / "out/report.html").mkdir()
