@@ -17,6 +17,8 @@ from indictune.report.run_facts import RunFacts
 from indictune.report.theme import Picture, drawing
 from indictune.report.verdicts import findings, verdicts
 
+_MOST_ANSWERS = 10
+
 
 @dataclass(frozen=True)
 class Page:
@@ -55,6 +57,7 @@ def page_of(run: RunFacts, texts: bool = True) -> Page:
         about_mistakes=about_mistakes(run),
         mistakes=mistakes_of(run) if texts else [],
         hidden_mistakes=0 if texts else len(mistakes_of(run)),
+        answers=run.answers[:_MOST_ANSWERS] if texts else [],
         data=tables.data(run.facts),
         notes=[note for note in data.get("notes") or [] if note not in {each.reason for each, _ in found}],
         health=tables.health(run),

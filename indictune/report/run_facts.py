@@ -40,6 +40,7 @@ class RunFacts:
         evaluations: during the training, likewise.
         mistakes: the worst rows of each split.
         health: content of `health.json`.
+        answers: that a language model wrote, each with its prompt and the right one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunFacts:
     evaluations: Sequence[dict[str, Any]]
     mistakes: dict[str, list[dict[str, Any]]]
     health: dict[str, Any]
+    answers: Sequence[dict[str, Any]]
 
     @property
     def split(self) -> str:
@@ -81,12 +83,13 @@ def read_run(folder: Path, name: str | None = None) -> RunFacts:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError("unreadable", "indictune report", f"{folder}: its {EVALUATION}", reason=reason) from error
-    log = list(_json_lines(folder / _TRAIN_LOG))
+    log = [row for row in _json_lines(folder / _TRAIN_LOG) if isinstance(row.get("step"), int)]
     if not (facts.metrics or facts.breakdowns or log):
         raise UserError("report-needs-run", "indictune report", folder)
     evaluations = [row for row in _history(folder) if "eval_loss" in row and "step" in row]
     mistakes, health = read_mistakes(folder), _json(folder / HEALTH)
-    return RunFacts(name or folder.absolute().name, facts, log, evaluations, mistakes, health)
+    answers = [row for row in _json_lines(folder / "samples.jsonl") if {"prompt", "reference", "answer"} <= row.keys()]
+    return RunFacts(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:
@@ -104,7 +107,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):  # a killed run may have left an unfinished line
             row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+            if isinstance(row, dict):
                 yield row
 
 

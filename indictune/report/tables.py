@@ -57,21 +57,29 @@ def scores(run: RunFacts) -> list[Table]:
     if run.breakdown is None:
         block = run.facts.metrics.get(run.split)
         return [_block(block, SPLITS[run.split])] if block else []
-    breakdown, found = run.breakdown, list[Table]()
-    names = list(breakdown.overall.scores)
-    header = ["", "rows", *map(spaced, names)]
-    for what in _GROUPS:
-        groups = breakdown.by.get(what) or {}
-        body = [[value, *_cells(group, names)] for value, group in groups.items()]
-        caption = f"Scores by {what}{', in tokens' if what == 'length' else ''}"
-        if len(groups) > 1 or what == "language":
-            found.append(Table(caption, header, [["all", *_cells(breakdown.overall, names)], *body]))
-    if labels := breakdown.overall.per_label:
+    found = _groups(run.breakdown, "Scores")
+    for split, each in run.facts.breakdowns.items():
+        if each.written is not None:
+            found += _groups(each.written, f"Answers that the model wrote, {SPLITS[split]} rows")
+    if labels := run.breakdown.overall.per_label:
         body = [
             [label, f"{each.support:,}", *(shown(getattr(each, ratio)) for ratio in _RATIOS)]
             for label, each in labels.items()
         ]
         found.append(Table("Scores by label", ["", "rows", *_RATIOS], body))
+    return found
+
+
+def _groups(breakdown: Breakdown, title: str) -> list[Table]:
+    """The scores by language, script and length."""
+    names, found = list(breakdown.overall.scores), list[Table]()
+    header = ["", "rows", *map(spaced, names)]
+    for what in _GROUPS:
+        groups = breakdown.by.get(what) or {}
+        body = [[value, *_cells(group, names)] for value, group in groups.items()]
+        caption = f"{title} by {what}{', in tokens' if what == 'length' else ''}"
+        if len(groups) > 1 or what == "language":
+            found.append(Table(caption, header, [["all", *_cells(breakdown.overall, names)], *body]))
     return found
 
 

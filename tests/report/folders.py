@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,12 @@ def of_kind(folder: Path, kind: str) -> Path:
     facts = RowFacts(["hi", "ta"] * 6, None, np.arange(12) + 1)
     found = break_down(kind, facts, scored[kind], ["a", "b"], lower_is_better=kind == "answers")
     row = {"split": "test", "number": 0, "language": "hi", "text": "Asha came", "wrongness": 0.5, **answers[kind]}
+    if kind == "answers":
+        written = break_down("written_answers", facts, scored["regression"])
+        found = replace(found, written=written)
     made = model_folder(folder, METRICS | {"test": {"num_examples": 12, "loss": 0.5}})
+    sample = {"split": "test", "prompt": "Who <are> you?", "reference": "A model.", "answer": "वह"}
+    (made / "samples.jsonl").write_text(f"{json.dumps(sample)}\n{{", encoding="utf-8")
     write(made, "evaluation.json", as_json({"test": found}))
     write(made, "mistakes.json", {"test": [row]})
     return made

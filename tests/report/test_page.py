@@ -179,6 +179,15 @@ def test_every_task_has_a_report(tmp_path: Path, kind: str, score: str, mistake:
     assert "confusion" not in {each.get("id") for each in page.named("h2")}
 
 
+def test_answers_that_a_language_model_wrote_are_shown_and_scored(tmp_path: Path) -> None:
+    folder = of_kind(tmp_path / "out", "answers")
+    page = read(folder)
+    assert "Answers that the model wrote, test rows by language" in page.of["caption"]
+    assert "Who <are> you?" in page.of["blockquote"]
+    assert "Model: वह" in page.of["p"]
+    assert "वह" not in read(folder, texts=False).text
+
+
 def test_a_run_with_metrics_alone_has_a_report(tmp_path: Path) -> None:
     page = read(model_folder(tmp_path / "out"))
     assert page.of["caption"][0] == "Scores of the test rows"
