@@ -100,7 +100,9 @@ def keys_passed(
     return shape.layers / sizes.pipeline * (gathers + scattered(both, sizes.context, gpu))
 
 
-def data_bytes(gradients: float, weights: float, sizes: Sizes, micro_batches: int, gathers: int = 2) -> float:
+def data_bytes(
+    gradients: float, weights: float, sizes: Sizes, micro_batches: int, gathers: int = 2, scatters: int = 1
+) -> float:
     """Bytes that a rank sends in a step for the data axis on GPUs.
 
     Args:
@@ -109,18 +111,19 @@ def data_bytes(gradients: float, weights: float, sizes: Sizes, micro_batches: in
         sizes: of the axes.
         micro_batches: of a step.
         gathers: of the weights in a micro-batch.
+        scatters: of the gradients in a step, where weights are split.
 
     - nothing split: one sum of all gradients.
     - states: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
     - gradients: DeepSpeed (0.19) sums them after each micro-batch.
-    - weights: gathered in the forward and again in the backward pass of each micro-batch; gradients are scattered once
-      a step (FSDP2 without gradient sync but for the last micro-batch; PyTorch documentation of `fully_shard`). With
-      replicas, each rank's share is then summed over them (HSDP).
+    - weights: gathered in the forward and again in the backward pass of each micro-batch. FSDP2 scatters gradients
+      once a step (without gradient sync but for the last micro-batch; PyTorch documentation of `fully_shard`), ZeRO-3
+      (DeepSpeed 0.19) after each micro-batch. With replicas, each rank's share is then summed over them (HSDP).
     """
     if sizes.split == "weights":
         own = summed(gradients / sizes.shards, sizes.replicas)
         gather = gathers * micro_batches * gathered(weights, sizes.shards)
-        return gather + scattered(gradients, sizes.shards) + own
+        return gather + scatters * scattered(gradients, sizes.shards) + own
     ranks = sizes.data * sizes.context
     if sizes.split == "nothing":
         return summed(gradients, ranks)

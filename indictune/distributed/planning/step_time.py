@@ -158,7 +158,8 @@ def _data_bytes(
     gradients = trained * types.summed
     gathers = _weight_bytes(weights, types.computed) if sizes.split == "weights" else trained * types.computed
     copies = sent.summed(gradients / sizes.shards, sizes.replicas) if sizes.split == "weights" else 0.0
-    return sent.data_bytes(gradients, gathers, sizes, micro_batches) - copies, copies
+    scatters = micro_batches if engine_of(memory.plan.launch.strategy) == "zero3" else 1
+    return sent.data_bytes(gradients, gathers, sizes, micro_batches, scatters=scatters) - copies, copies
 
 
 def _weight_bytes(weights: Sequence[Weight], computed: int) -> float:

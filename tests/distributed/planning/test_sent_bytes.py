@@ -76,6 +76,14 @@ def test_zero_3_sends_one_and_a_half_times_as_much_as_ddp() -> None:
     assert data_bytes(100, 100, zero3, micro_batches=1) == 1.5 * data_bytes(100, 100, ddp, micro_batches=1)
 
 
+def test_zero_3_scatters_gradients_after_each_micro_batch() -> None:
+    """FSDP2 does so once a step. `benchmarks/communication.py` measures both."""
+    fsdp2, zero3 = Launch("fsdp2", 8, 8, axes=Axes(is_sharded=True)), Launch("zero3", 8, 8)
+    assert step_of(zero3).data_bytes == step_of(fsdp2).data_bytes
+    more = step_of(zero3, 4).data_bytes - step_of(fsdp2, 4).data_bytes
+    assert more == pytest.approx(3 * gathered(4 * 8_030_261_248, 8))
+
+
 def test_rings_over_nodes_use_all_ports_of_a_node() -> None:
     assert NODE.link(8) == FOUR_NODES.link(2, stride=4) == 0.8 * 450e9
     assert FOUR_NODES.link(32) == 0.8 * 400e9
