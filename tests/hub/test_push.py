@@ -83,7 +83,7 @@ def test_a_report_goes_up_without_texts_of_rows(server: Hub, tmp_path: Path) -> 
     assert "words of a person" in (folder / "report.html").read_text()
     assert main(["push", str(folder), "me/out"]) == 0
     assert "<h1>out</h1>" in server.files["report.html"].decode()
-    assert not any(b"words of a person" in body for body in server.sent)
+    assert not any(b"words of a person" in content for content in server.files.values())
     assert "mistakes.json" not in server.files
 
 
