@@ -10,11 +10,14 @@ from typing import Any
 from warnings import catch_warnings
 
 from indictune.config.command_arguments import PlanArguments
+from indictune.config.plan import AnyPlan
 from indictune.config.read_words import read_flags, with_flag
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import printable
 from indictune.distributed.planning.asked_machine import DEFAULT_GPU, asked_machine, link_name
 from indictune.distributed.planning.hardware import Machine, assumed
+from indictune.distributed.planning.kept_bytes import is_half
+from indictune.distributed.planning.step_time import flops_of_gpu
 from indictune.errors import Problems, problem, problems_of
 from indictune.models.load import read_config
 from indictune.preflight.derive import plan_of_rows
@@ -40,7 +43,7 @@ def plan_command(argv: Sequence[str]) -> int:
     args, machine, ranking = planned(words)
     if args.plot is not None:
         draw(ranking, Path(args.plot))
-    rates = _rates(args, machine)
+    rates = _rates(args, machine, ranking.plan)
     text = json.dumps(record(ranking, rates, words), indent=1) if args.json else shown(ranking, rates, words)
     print(text if args.json else printable(text))
     return 0 if ranking.best is not None else 1
@@ -91,13 +94,14 @@ def _of_model(recipe: Recipe, task: Task[Any, Any, Any], words: Sequence[str]) -
     return (recipe, task) if read.problems else (read, own)
 
 
-def _rates(args: PlanArguments, machine: Machine) -> str:
+def _rates(args: PlanArguments, machine: Machine, plan: AnyPlan) -> str:
     """The machine in words, with the rates that times follow from."""
     many, nodes = machine.gpus > 1, machine.nodes
     size = f"{machine.memory_bytes / 1e9:,.0f} GB"
     about = [f"{machine.gpus} x {args.gpu} of {size}" if args.gpu else f"{machine.gpus} GPU{'s' * many} of {size}"]
     source = "" if args.gpu else f", those of an {DEFAULT_GPU.upper()}"
-    about.append(f"{machine.flops / 1e12:,.0f} TFLOPS, of which {assumed('achieved'):.0%} are used{source}")
+    flops = f"{flops_of_gpu(plan, machine) / 1e12:,.0f} TFLOPS{'' if is_half(plan) else ' in fp32'}"
+    about.append(f"{flops}, of which {assumed('achieved'):.0%} are used{source}")
     if machine.of_node > 1:
         about.append(f"{link_name(args)}: {machine.in_node / 1e9:,.0f} GB/s")
     if nodes > 1:

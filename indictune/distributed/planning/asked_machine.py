@@ -74,8 +74,8 @@ def this_machine(processes: int, gpus: int) -> Machine:
         gpu = gpu_of_device(torch.cuda.get_device_name(0)) or DEFAULT_GPU
         memory = float(torch.cuda.get_device_properties(0).total_memory)
         return machine_of(gpu, processes, 1, memory, host_bytes=capacity)
-    link = 1e9 * assumed("cpu_link_gb_s")
-    return Machine(processes, processes, free / processes, 1e9 * assumed("cpu_gflops"), link, link)
+    link, flops = 1e9 * assumed("cpu_link_gb_s"), 1e9 * assumed("cpu_gflops")
+    return Machine(processes, processes, free / processes, flops, flops, link, link)
 
 
 def _bytes(flag: str, text: str | None) -> float | None:

@@ -16,7 +16,7 @@ from indictune.distributed.planning.memory import Memory, RankMemory
 from indictune.distributed.planning.micro_batches import MicroBatch, RowLengths, micro_batches, unknown_lengths
 from indictune.distributed.planning.node_memory import NodeMemory, node_memory
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.planning.step_time import Step, estimate_step, model_flops_of_step
+from indictune.distributed.planning.step_time import Step, estimate_step, flops_of_gpu, model_flops_of_step
 from indictune.distributed.planning.written_bytes import Written, written_bytes
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
@@ -178,7 +178,7 @@ class _Search:
             node=node,
             written=written_bytes(plan, self.weights),
             step=step,
-            mfu=flops / (step.seconds * machine.gpus * machine.flops),
+            mfu=flops / (step.seconds * machine.gpus * flops_of_gpu(plan, machine)),
             fits=fits,
         )
 

@@ -17,7 +17,7 @@ def _figures() -> dict[str, Any]:
 
 
 def known_gpus() -> dict[str, dict[str, Any]]:
-    """Name -> `memory_gb`, `tflops` and `link`."""
+    """Name -> `memory_gb`, `tflops`, `tflops_fp32` and `link`."""
     return dict(_figures()["gpus"])
 
 
@@ -46,6 +46,7 @@ class Machine:
         of_node: GPUs of a node.
         memory_bytes: of a GPU.
         flops: of a GPU in 16 bits, without sparsity.
+        flops_fp32: of a GPU in fp32, without tensor cores.
         in_node: bytes a second in one direction, of each GPU within a node.
         between_nodes: the same, to another node.
         host_bytes: memory of a node; 0 for unknown.
@@ -55,6 +56,7 @@ class Machine:
     of_node: int
     memory_bytes: float
     flops: float
+    flops_fp32: float
     in_node: float
     between_nodes: float
     host_bytes: float = 0.0
@@ -103,6 +105,7 @@ def machine_of(
         of_node,
         1e9 * figures["memory_gb"] if memory_bytes is None else memory_bytes,
         1e12 * figures["tflops"],
+        1e12 * figures["tflops_fp32"],
         known_links()[interconnect or figures["link"]],
         port,
         host_bytes,

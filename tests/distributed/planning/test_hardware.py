@@ -6,8 +6,10 @@ import pytest
 
 from indictune.config.command_arguments import PlanArguments
 from indictune.distributed.planning.asked_machine import asked_machine
-from indictune.distributed.planning.hardware import gpu_of_device, known_gpus, known_links
+from indictune.distributed.planning.hardware import gpu_of_device, known_gpus, known_links, machine_of
+from indictune.distributed.planning.step_time import flops_of_gpu
 from indictune.errors import UserError
+from tests.plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,14 @@ from indictune.errors import UserError
 )
 def test_a_device_has_the_figures_of_its_own_data_sheet(device: str, name: str | None) -> None:
     assert gpu_of_device(device) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "flops"), [({"bf16": True}, 312e12), ({"bf16": False}, 19.5e12), ({"bf16": False, "tf32": True}, 156e12)]
+)
+def test_a_gpu_is_as_fast_as_its_data_sheet_says_of_the_type(given: dict[str, bool], flops: float) -> None:
+    plan = plan_of({}).derive(**given)
+    assert flops_of_gpu(plan, machine_of("a100", 1)) == flops
 
 
 def test_every_gpu_has_a_known_link() -> None:
