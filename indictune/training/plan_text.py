@@ -89,7 +89,8 @@ def why_not(ranking: Ranking, each: Candidate) -> str:
         largest = getattr(memory, memory.largest.replace(" ", "_"))
         return f"{shown_bytes(memory.total_bytes)} of a GPU, of which {shown_bytes(largest)} {memory.largest}"
     is_loading = node.loading > node.offloaded + node.reading_back
-    term = "whole weights while they are read" if is_loading else "offloaded states and the saved model"
+    kept = "offloaded states and the saved model" if node.offloaded else "the saved model, which is read back"
+    term = "whole weights while they are read" if is_loading else kept
     return f"{shown_bytes(node.needed)} of a node's CPU memory, for {term}"
 
 

@@ -39,7 +39,7 @@ def asked_machine(args: PlanArguments) -> Machine:
         UserError: all values that are none.
     """
     problems, gpus = Problems(), known_gpus()
-    gpu = args.gpu or DEFAULT_GPU
+    gpu = (args.gpu or DEFAULT_GPU).lower()
     memory = problems.attempt(_bytes, "--gpu_memory", args.gpu_memory)
     host = problems.attempt(_bytes, "--host_memory", args.host_memory)
     between = problems.attempt(_rate, args.internode)
@@ -56,7 +56,7 @@ def asked_machine(args: PlanArguments) -> Machine:
 
 def link_name(args: PlanArguments) -> str:
     """The name of the link between the GPUs of a node, such as `nvlink3`."""
-    gpu = args.gpu or DEFAULT_GPU
+    gpu = (args.gpu or DEFAULT_GPU).lower()
     return _link(args.interconnect, gpu) or str(known_gpus()[gpu]["link"])
 
 

@@ -49,6 +49,10 @@ def test_pcie_is_that_of_the_gpu(gpu: str, link: float) -> None:
     assert asked_machine(PlanArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
 
 
+def test_a_gpu_is_known_in_capitals_too() -> None:
+    assert asked_machine(PlanArguments(gpu="H100")) == machine_of("h100", 1)
+
+
 def test_only_nvidia_has_nvlink() -> None:
     with pytest.raises(UserError, match="plan-interconnect"):
         asked_machine(PlanArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))
