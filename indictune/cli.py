@@ -32,7 +32,7 @@ verbs:
   parity      compare a recipe's runs under strategy files with one process
               RECIPE.yaml --strategies A,B [--steps N] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
-              --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B
+              --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B | --model DIR --lm_eval_tasks T
   report      write a run's report.html again, or compare runs on one page
               RUN [RUN ...] [--output_file F] [--texts false]
   predict     label texts
@@ -179,6 +179,11 @@ def evaluate(argv: Sequence[str]) -> int:
         from indictune.evaluation.compare_runs import compare_command
 
         return compare_command(argv)
+    if any(word.partition("=")[0] == "--lm_eval_tasks" for word in argv):
+        import indictune.before_imports
+        from indictune.training.lm_eval_tasks import lm_eval_command
+
+        return _until_stopped(lm_eval_command, argv)
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.supervise.execute import execute
     from indictune.training.evaluate import evaluation_of

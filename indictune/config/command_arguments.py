@@ -98,6 +98,12 @@ class EvaluateArguments(TextArguments, BadRowArguments):
     fp16: bool = flag(False, "Compute in fp16.")
     ddp_timeout: int = flag(1800, "End the command after the processes have waited this many seconds for one.")
     verbose: bool = flag(False, "Also show the messages of the other libraries.")
+    lm_eval_tasks: list[str] = flag(
+        [], "Score a language model on these tasks of lm-evaluation-harness instead, such as hellaswag."
+    )
+    lm_eval_include_path: str | None = flag(None, "Folder with tasks of your own, as YAML files.")
+    lm_eval_limit: int | None = flag(None, "Score this many rows of each task. Default: all.")
+    lm_eval_num_fewshot: int | None = flag(None, "Solved examples before each row. Default: as the task says.")
     compare: list[str] = flag([], "Compare the predictions in the folders of two runs instead of scoring a model.")
     json: bool = flag(False, "Print all numbers of --compare as JSON.")
 

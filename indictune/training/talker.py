@@ -11,7 +11,13 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    TextStreamer,
+)
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import TalkArguments
@@ -115,18 +121,13 @@ def open_model(args: TalkArguments) -> Talker:
     Raises:
         UserError: the folder holds no language model, or it cannot be read; or as `choose_template`.
     """
-    _check_folder(args.model)
+    check_folder(args.model)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     named = ModelArguments(args.model, trust_remote_code=args.trust_remote_code)
     config = trained_config(named)
     tokenizer = load_tokenizer(named, flag="--model")
     template = choose_template(tokenizer, args.chat_template, as_written=False, train_on_prompts=True)
-    has_gpu = torch.cuda.is_available()
-    dtype = torch.bfloat16 if has_gpu else cast(torch.dtype, config.dtype or torch.float32)
-    trust = args.trust_remote_code, args.trust_checkpoint
-    model = load_trained(args.model, *trust, "auto" if has_gpu else None, AutoModelForCausalLM, dtype)
-    check_vocabulary(named, model, tokenizer, flag="--model")
-    model.eval()
+    model = load_language_model(named, config, tokenizer, args.trust_checkpoint)
     settings = _settings(args.temperature, model, tokenizer, template)
     return Talker(model, tokenizer, template, settings, args.max_new_tokens, positions_of(config), [])
 
@@ -144,7 +145,24 @@ def _settings(temperature: float, model: Model, tokenizer: PreTrainedTokenizerBa
     return settings
 
 
-def _check_folder(folder: str) -> None:
+def load_language_model(
+    named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, trusts_checkpoint: bool
+) -> Model:
+    """The weights of a folder, on a GPU where there is one.
+
+    Raises:
+        UserError: they cannot be read, or do not fit the tokenizer.
+    """
+    has_gpu = torch.cuda.is_available()
+    dtype = torch.bfloat16 if has_gpu else cast(torch.dtype, config.dtype or torch.float32)
+    where = "auto" if has_gpu else None
+    trust = named.trust_remote_code, trusts_checkpoint
+    model = load_trained(named.model_name_or_path, *trust, where, AutoModelForCausalLM, dtype)
+    check_vocabulary(named, model, tokenizer, flag="--model")
+    return model.eval()
+
+
+def check_folder(folder: str) -> None:
     """Refuse a folder without a finished language model.
 
     Raises:
