@@ -69,7 +69,7 @@ def test_the_active_vocabulary_is_one_short_line(finished_run: FinishedRun) -> N
 def test_the_recipe_of_a_run_begins_with_what_the_user_chose(finished_run: FinishedRun) -> None:
     written = (finished_run.folder / "recipe.yaml").read_text(encoding="utf-8")
     chosen, _, rest = written.partition("\n# ")
-    given = [*yaml.safe_load(finished_run.recipe.read_text(encoding="utf-8")), "output_dir"]
+    given = [*yaml.safe_load(finished_run.recipe.read_text(encoding="utf-8")), "output_dir", "report"]
     assert list(yaml.safe_load(chosen)) == given
     others = list(yaml.safe_load(rest.partition("\n")[2]))
     assert others == sorted(others)
