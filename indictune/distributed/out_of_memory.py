@@ -19,14 +19,13 @@ from indictune.data.collation import lengths_of
 from indictune.distributed.devices import meta_of
 from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
+from indictune.distributed.planning.hardware import assumed
 from indictune.distributed.planning.held import held_by
 from indictune.distributed.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.parameter_counts import MetaModel
 
-# A change fits if its estimate is below this share of the memory, and of the estimate of what did not fit.
-_SHARE = 0.9
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
 # Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.
 _OTHER_FILES = {
@@ -189,7 +188,8 @@ def smallest_change(plan: AnyPlan, needed: Memory, capacity: int, known: KnownRo
         known: of the rows.
     """
     own = capacity if plan.gpus else capacity // plan.launch.local_world_size
-    limit_bytes = _SHARE * min(own, needed.total_bytes)
+    # It is to be below the same share of the estimate of what did not fit, too.
+    limit_bytes = assumed("of_memory") * min(own, needed.total_bytes)
     for flags, effect, changed in _changes(plan):
         fits = estimated(changed, known)
         if fits is not None and fits.total_bytes <= limit_bytes:

@@ -85,7 +85,7 @@ def why_not(ranking: Ranking, each: Candidate) -> str:
     memory, node, machine = each.memory, each.node, ranking.machine
     assert memory is not None
     assert node is not None
-    if memory.total_bytes > machine.memory_bytes:
+    if memory.total_bytes > machine.usable_bytes:
         largest = getattr(memory, memory.largest.replace(" ", "_"))
         return f"{shown_bytes(memory.total_bytes)} of a GPU, of which {shown_bytes(largest)} {memory.largest}"
     is_loading = node.loading > node.offloaded + node.reading_back
@@ -110,6 +110,7 @@ def _of_best(ranking: Ranking, words: Sequence[str]) -> Iterator[str]:
         yield f"{_what_is_wrong(ranking.own)} with --method {ranking.plan.model.method}."
         return
     yield table(header(ranking), [line(ranking, each) for each in fitting])
+    yield f"A file fits if it takes at most {assumed('of_memory'):.0%} of a GPU's memory."
     best = fitting[0]
     assert best.memory is not None
     assert best.written is not None

@@ -48,7 +48,7 @@ class Candidate:
         written: to disk.
         step: the time of a step.
         mfu: model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
-        fits: whether the memory is that of a GPU at most, and that of a node, if it is known.
+        fits: whether a GPU has the memory with room to spare, and a node its own, if that is known.
     """
 
     strategy: str
@@ -168,7 +168,7 @@ class _Search:
         machine, plan, needed = self.machine, memory.plan, memory.at(batch.tokens, batch.count)
         step = estimate_step(memory, self.weights, machine, self.lengths, batch.count)
         node = node_memory(memory, machine.of_node)
-        fits = needed.total_bytes <= machine.memory_bytes
+        fits = needed.total_bytes <= machine.usable_bytes
         fits &= not machine.host_bytes or node.needed <= machine.host_bytes
         flops = model_flops_of_step(plan, self.weights, self.lengths)
         return Candidate(

@@ -62,6 +62,11 @@ class Machine:
     host_bytes: float = 0.0
 
     @property
+    def usable_bytes(self) -> float:
+        """Of a GPU, for what fits."""
+        return float(assumed("of_memory") * self.memory_bytes)
+
+    @property
     def nodes(self) -> int:
         """Of equally many GPUs."""
         return self.gpus // self.of_node
