@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from indictune.distributed.planning.hardware import assumed
 from indictune.errors import UserError
 from indictune.training.ranking import Ranking
 
@@ -15,7 +16,7 @@ _GB = 1e9
 
 
 def draw(ranking: Ranking, path: Path) -> None:
-    """Draw a bar for each strategy that can run the plan, with its terms, and a line at the memory of a GPU.
+    """Draw a bar for each strategy that can run the plan, with its terms, and a line at what a GPU has for it.
 
     Raises:
         UserError: `plan-not-written`.
@@ -24,7 +25,7 @@ def draw(ranking: Ranking, path: Path) -> None:
 
     found = [each for each in ranking.own if each.memory is not None]
     terms = [{name: size / _GB for name, size in asdict(each.memory).items()} for each in found if each.memory]
-    limit = ranking.machine.memory_bytes / _GB
+    limit = ranking.machine.usable_bytes / _GB
     end = min(_MOST * limit, 1.3 * max([limit, *(sum(each.values()) for each in terms)]))
     figure = Figure(figsize=(10, 1.8 + 0.36 * len(found)), layout="constrained")
     axes = figure.subplots()
@@ -41,7 +42,13 @@ def draw(ranking: Ranking, path: Path) -> None:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85} if is_cut else None
         axes.text(min(total, end) + (-0.01 if is_cut else 0.01) * end, place, text, va="center",
                   ha="right" if is_cut else "left", fontsize=9, bbox=box)  # fmt: skip
-    axes.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=f"a GPU: {limit:,.0f} GB")
+    axes.axvline(
+        limit,
+        color="black",
+        linestyle="--",
+        linewidth=1.2,
+        label=f"{assumed('of_memory'):.0%} of a GPU: {limit:,.0f} GB",
+    )
     axes.set(xlim=(0, end), xlabel="GB of a GPU, estimated")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)

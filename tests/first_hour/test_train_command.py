@@ -222,7 +222,6 @@ def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
         ("finetune", "train"),
         ("eval", "evaluate"),
         ("tokenize", "prepare"),
-        ("export", "merge"),
         ("init", "recipes"),
     ],
 )
