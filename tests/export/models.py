@@ -31,6 +31,8 @@ def random_classifier(folder: Path, architecture: str, of_tokens: bool = False, 
                 torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     tokenizer.model_max_length = 60
+    if architecture == "bert":  # which has segments
+        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     tokenizer.save_pretrained(folder)
     (folder / "recipe.yaml").write_text("max_length: 60\n", encoding="utf-8")
     return folder
