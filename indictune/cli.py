@@ -23,7 +23,7 @@ verbs:
               [NAME ...] [--to FOLDER]
   prepare     read and tokenise the rows of a run before it starts
               --config R.yaml [the run's flags]
-  inspect     check rows and tokenizer before training, and show rows as the model sees them
+  inspect     check rows and tokenizer, and show rows as the model sees them
               FILES [--show_mask N] [--json] [the run's flags]
   plan        rank the strategy files for a run by memory and time
               RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]
@@ -32,7 +32,8 @@ verbs:
   parity      compare a recipe's runs under strategy files with one process
               RECIPE.yaml --strategies A,B [--steps N] [the run's flags]
   evaluate    score a finished run's model on a file that is read as in training
-              --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B | --model DIR --lm_eval_tasks T
+              --model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B
+              | --model DIR --lm_eval_tasks T
   report      write a run's report.html again, or compare runs on one page
               RUN [RUN ...] [--output_file F] [--texts false]
   predict     label texts

@@ -133,6 +133,7 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(
     assert saved(job) == [f"checkpoint-{step}" for step in kept(expected, 8)]
 
 
+@pytest.mark.slow
 def test_a_stop_within_an_epoch_waits_too(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--async_save", "true", "--eval_strategy", "no", "--load_best_model_at_end", "false")
     job = job_in(tmp_path / "out", finished_run.recipe, *flags)

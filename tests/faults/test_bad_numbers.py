@@ -130,6 +130,7 @@ def stopped_after(job: Job, step: int) -> None:
             shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_counts_on_and_notes_again_what_it_stopped_at_alone(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -429,7 +430,8 @@ def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
-@pytest.mark.parametrize("strategy", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_deepspeed_takes_an_adapter_back(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
     """Its checkpoints lack the frozen weights."""
     flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", "--method", "lora")

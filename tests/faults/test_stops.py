@@ -561,6 +561,7 @@ def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_mo
     assert [getattr(unresolved(SentimentTrainingArguments, again.values), name) for name in before] == ["steps", True]
 
 
+@pytest.mark.slow
 def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:
     recipe = test_llama.write_job(tmp_path)
     flags = ("--max_steps", "8", "--logging_steps", "5")

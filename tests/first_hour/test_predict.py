@@ -129,7 +129,7 @@ def test_models_of_every_kind(tmp_path: Path, kind: str) -> None:
         model = tmp_path / "merged"
     logits = logits_of(model, texts)
     if kind == "regression":
-        assert [row["label"] for row in found] == pytest.approx(logits[:, 0].tolist(), abs=1e-4)
+        assert [row["label"] for row in found] == pytest.approx(logits[:, 0].tolist(), abs=1e-3)
         assert "scores" not in found[0]
         return
     scores = logits.softmax(1) if is_lora else logits.sigmoid()

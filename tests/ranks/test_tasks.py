@@ -107,7 +107,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "ranks"), [("tokens", "ddp", 2), ("regression", "single", 1), ("multi_label", "single", 1)]
+    ("name", "strategy", "ranks"),
+    [
+        pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
+        ("regression", "single", 1),
+        ("multi_label", "single", 1),
+    ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(
     runs: dict[str, Callable[..., Run]], tmp_path: Path, name: str, strategy: str, ranks: int
@@ -144,8 +149,8 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-# Each task and each of three strategies once; the long tests try all pairs.
-FAST = [("tokens", "zero3"), ("regression", "ddp"), ("multi_label", "fsdp2")]
+# The long tests try all pairs.
+FAST = [("regression", "ddp"), ("multi_label", "fsdp2")]
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 
 

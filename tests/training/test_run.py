@@ -75,8 +75,9 @@ def test_the_train_log_has_a_line_a_logged_step(finished_run: FinishedRun) -> No
 def test_the_console_shows_what_matters_and_the_rank_file_everything(finished_run: FinishedRun) -> None:
     assert "validation rows" in finished_run.stdout
     assert "test rows" in finished_run.stdout
-    written = finished_run.stdout.strip().splitlines()[-1]
+    written, report = finished_run.stdout.strip().splitlines()[-2:]
     assert written == f"Written to {finished_run.folder}"
+    assert str(finished_run.folder / "report.html") in report
     train_file = finished_run.folder.parent / "train.jsonl"
     dropped = f"--train_file {train_file}: 1 rows without text were dropped: {train_file}:31."
     leaked = f"{train_file}: 1 of 31 training rows also stand in "
