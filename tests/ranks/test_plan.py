@@ -28,10 +28,23 @@ def test_ranks_keep_what_is_predicted(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "keeps_inputs"), [(4, False), (16, False), (16, True)])
-def test_the_peak_of_a_classifier_is_near_the_prediction(rows: int, keeps_inputs: bool) -> None:
-    """Of torch's CPU allocator. Adapters are underestimated there, as are language models, whose attention differs."""
-    found = compare_peak("sentiment", "full", rows, keeps_inputs, tiny("sentiment"), anew=False)
+@pytest.mark.parametrize(
+    ("task", "method", "rows", "keeps_inputs"),
+    [
+        ("sentiment", "full", 4, False),
+        ("sentiment", "full", 16, False),
+        ("sentiment", "full", 16, True),
+        ("sentiment", "lora", 16, False),
+        ("sentiment", "lora", 16, True),
+        ("llama", "full", 4, False),
+        ("llama", "lora", 4, False),
+        ("llama", "lora", 4, True),
+        ("llama", "qlora", 4, False),
+    ],
+)
+def test_the_peak_is_near_the_prediction(task: str, method: str, rows: int, keeps_inputs: bool) -> None:
+    """Of torch's CPU allocator, of which 15% is the bound."""
+    found = compare_peak(task, method, rows, keeps_inputs, tiny(task), anew=False)
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.15)
 
 

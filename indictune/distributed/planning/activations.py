@@ -14,14 +14,23 @@ from indictune.distributed.planning.kept_bytes import FP32, HALF, Types, shards_
 from indictune.distributed.planning.rank_weights import Weight
 from indictune.distributed.planning.widths import Widths, widths_of
 
-# TRL (1.16, `kernels/chunked_logprob.py`) computes the logits of this many tokens and words of the vocabulary at once.
+# TRL (1.16, `kernels/chunked_logprob.py`) computes the logits of this many tokens and words at once. Its buffer is as
+# wide for a smaller vocabulary. On a GPU, a Triton kernel turns the logits into their gradient in place.
 _LOGITS_AT_ONCE = 4096, 32768
 # Weights that DeepSpeed (0.19) sums, and that ZeRO-3 keeps gathered, at once: defaults of `reduce_bucket_size` and
 # `stage3_max_live_parameters`.
 _BUCKET, _MOST_GATHERED = 5e8, 1e9
 
 
-def layer_bytes(widths: Widths, types: Types, casts: bool, length: int, has_matrix: bool, parts: int = 1) -> float:
+def layer_bytes(
+    widths: Widths,
+    types: Types,
+    casts: bool,
+    length: int,
+    has_matrix: bool,
+    parts: int = 1,
+    is_frozen: bool = False,
+) -> float:
     """Bytes that one layer keeps of a token for the backward pass.
 
     In 16 bits a layer of BERT keeps 18 x hidden + 4 x inner: 34 x hidden where inner is 4 x hidden (Korthikanti et al.
@@ -35,36 +44,73 @@ def layer_bytes(widths: Widths, types: Types, casts: bool, length: int, has_matr
         length: tokens of a row.
         has_matrix: whether the attention keeps its matrix: 5 bytes for each head and token of the row.
         parts: of the tensor axis.
+        is_frozen: whether its weights are: it does not keep what only their gradients need, the inputs of products.
     """
     hidden, inner = widths.hidden, widths.inner
-    split = (10 * hidden + 4 * widths.key_values + 8 * inner) if widths.is_gated else (8 * hidden + 4 * inner)
+    if widths.is_gated:
+        whole, split = (8, 4 * hidden + 6 * inner) if is_frozen else (10, 10 * hidden + 8 * inner)
+        split += 4 * widths.key_values
+        in_fp32 = 0 if is_frozen else 10
+    else:
+        whole, split = (6, 8 * hidden + 2 * inner) if is_frozen else (10, 8 * hidden + 4 * inner)
+        in_fp32 = 4 if is_frozen else 8
     split += 5 * widths.heads * length if has_matrix else 0
-    in_half = 10 * hidden + split / parts
+    in_half = whole * hidden + split / parts
     if types.computed == FP32:
         return 2 * in_half - (8 * hidden if widths.is_gated else 0)
-    return in_half + ((10 if widths.is_gated else 8) * hidden if casts else 0)
+    return in_half + (in_fp32 * hidden if casts else 0)
 
 
-def activation_bytes(plan: AnyPlan, types: Types, tokens: int, layers: float, in_flight: int = 1) -> float:
+def activation_bytes(
+    plan: AnyPlan, types: Types, tokens: int, weights: Sequence[Weight], repeats: float, in_flight: int = 1
+) -> float:
     """Bytes that a rank keeps of its layers. With checkpointing: the input of each layer, and one whole layer.
 
     Args:
         plan: of the run.
         types: of the run.
         tokens: of a micro-batch of the rank.
-        layers: of the rank.
+        weights: of the rank.
+        repeats: how often each of its layers runs.
         in_flight: micro-batches that a stage of a pipeline keeps at once.
     """
     assert plan.model_config is not None
-    widths, axes = widths_of(plan.model_config), plan.launch.axes
-    has_matrix = plan.model.attn_implementation == "eager"
-    length = min(tokens, plan.sequence_limit)
+    units = len({each.unit for each in weights} - {""})
     casts = types.computed == HALF and types.trained == FP32 and engine_of(plan.launch.strategy) != "fsdp2"
-    at_work = tokens * layer_bytes(widths, types, casts, length, has_matrix, axes.tensor)
-    if not (plan.training.gradient_checkpointing or plan.training.activation_checkpointing):
-        return in_flight * layers * at_work
-    inputs = tokens * widths.hidden * (FP32 if casts else types.computed)
-    return in_flight * layers * inputs + at_work
+    in_fp32 = casts and (plan.model.method == "full" or types.frozen == FP32)
+    at_work, cast = _layer_at_work(plan, types, casts, in_fp32, _adapted(plan, weights), max(units, 1))
+    layers, inputs = in_flight * units * repeats, 0.0
+    if plan.training.gradient_checkpointing or plan.training.activation_checkpointing:
+        inputs, layers = layers * widths_of(plan.model_config).hidden * (FP32 if in_fp32 else types.computed), 1.0
+    return tokens * (inputs + layers * at_work + cast)
+
+
+def _layer_at_work(
+    plan: AnyPlan, types: Types, casts: bool, in_fp32: bool, adapted: Sequence[int], units: int
+) -> tuple[float, float]:
+    """Bytes of a token that one layer keeps, and those of copies that an adapter has only while it computes.
+
+    A layer with adapters is frozen, and each adapter keeps its own input: peft (0.21) casts it to the fp32 of the
+    adapter, but for 4-bit layers under autocast, and drops from that. Without both, products share what they keep.
+    """
+    assert plan.model_config is not None
+    length, has_matrix = plan.sequence_limit, plan.model.attn_implementation == "eager"
+    drops = (plan.model.lora_dropout if plan.model.dropout is None else plan.model.dropout) > 0
+    adapts_fp32 = casts and (in_fp32 or plan.model.method == "lora")
+    is_frozen = plan.model.method != "full" and (drops or adapts_fp32)
+    widths, parts = widths_of(plan.model_config), plan.launch.axes.tensor
+    layer = layer_bytes(widths, types, in_fp32, length, has_matrix, parts, is_frozen)
+    kept = types.computed + drops if is_frozen else 0
+    adapters = sum(width * kept + plan.model.lora_r * types.computed for width in adapted) / units
+    return layer + adapters, (1 + drops) * FP32 * max(adapted, default=0) if adapts_fp32 else 0
+
+
+def _adapted(plan: AnyPlan, weights: Sequence[Weight]) -> list[int]:
+    """The widths of the inputs of all adapters: the columns of their first matrix, whose rows are `--lora_r`."""
+    if plan.model.method == "full":
+        return []
+    shapes = [each.shape for each in weights if each.is_trained and each.unit and len(each.shape) == 2]
+    return [columns for rows, columns in shapes if rows == plan.model.lora_r]
 
 
 def in_flight(plan: AnyPlan, stage: int, micro_batches: int) -> int:
@@ -79,11 +125,10 @@ def in_flight(plan: AnyPlan, stage: int, micro_batches: int) -> int:
     return min(micro_batches, ahead)
 
 
-def logits_bytes(config: PreTrainedConfig, tokens: int) -> int:
-    """Bytes of one piece of logits in fp32 and of its gradient."""
+def logits_bytes(config: PreTrainedConfig, types: Types, tokens: int) -> int:
+    """Bytes of one piece of logits, which becomes its gradient, and of the fp32 gradient of the last states."""
     most_tokens, most_words = _LOGITS_AT_ONCE
-    words: int = config.get_text_config().vocab_size
-    return min(tokens, most_tokens) * min(words, most_words) * 4 * 2
+    return min(tokens, most_tokens) * most_words * types.computed + tokens * widths_of(config).hidden * FP32
 
 
 def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> float:

@@ -69,7 +69,7 @@ class RankMemory:
         self.kept = [kept_bytes(each, plan.launch, self.types) for each in self.stages]
         self._between = [gradients_between(each, plan.launch, self.types) for each in self.stages]
         self._working = [activations.working_bytes(plan, each, self.types) for each in self.stages]
-        self._layers = [len({each.unit for each in some} - {""}) * weights.repeats for some in self.stages]
+        self._repeats = weights.repeats
 
     @cached_property
     def heaviest(self) -> list[Weight]:
@@ -96,8 +96,8 @@ class RankMemory:
             int(kept.parameters),
             int(max(kept.gradients, self._between[stage]) if micro_batches > 1 else kept.gradients),
             int(kept.optimizer_states),
-            int(activations.activation_bytes(plan, self.types, tokens, self._layers[stage], flight)),
-            activations.logits_bytes(self.config, tokens) if has_logits else 0,
+            int(activations.activation_bytes(plan, self.types, tokens, self.stages[stage], self._repeats, flight)),
+            activations.logits_bytes(self.config, self.types, tokens) if has_logits else 0,
             int(self._working[stage]),
             CONTEXT_BYTES + groups if plan.gpus else 0,
         )

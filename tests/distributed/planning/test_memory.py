@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import TaskType
 from transformers import (
     AlbertConfig,
     AutoModelForCausalLM,
@@ -26,6 +27,7 @@ from indictune.distributed.planning.kept_bytes import Kept, kept_bytes, types_of
 from indictune.distributed.planning.memory import RankMemory, estimate_memory, micro_batch_tokens
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.distributed.planning.widths import widths_of
+from indictune.models.adapters import add_lora
 from indictune.models.causal import load_causal
 from indictune.models.load import load_tokenizer
 from indictune.models.parameter_counts import ParameterCounts, count_parameters, meta_model
@@ -240,16 +242,20 @@ def noted(kept: dict[int, torch.Tensor], each: torch.Tensor) -> torch.Tensor:
     return each
 
 
-def kept_by_autograd(config: PreTrainedConfig, dtype: torch.dtype, **given: Any) -> float:
+def kept_by_autograd(
+    config: PreTrainedConfig, dtype: torch.dtype, adapters: ModelArguments | None = None, **given: Any
+) -> float:
     """Bytes that autograd keeps of a layer for each of 4 x 32 tokens: the difference of models of 1 and 3 layers."""
     totals = []
     for layers in (1, 3):
         torch.manual_seed(0)
         kind = AutoModelForCausalLM if isinstance(config, LlamaConfig) else AutoModelForSequenceClassification
         model: Any = kind.from_config(replace_layers(config, layers), dtype=dtype, **given)  # type: ignore[no-untyped-call]
+        model = model if adapters is None else add_lora(model, adapters, TaskType.CAUSAL_LM)
         own = {each.untyped_storage().data_ptr() for each in model.parameters()}
         kept: dict[int, torch.Tensor] = {}
-        with torch.autograd.graph.saved_tensors_hooks(partial(noted, kept), lambda each: each):
+        hooks = torch.autograd.graph.saved_tensors_hooks(partial(noted, kept), lambda each: each)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=adapters is not None):
             model.base_model(input_ids=torch.randint(5, 50, (4, 32)))
         totals.append(sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in own))
     return (totals[1] - totals[0]) / 2 / (4 * 32)
@@ -287,6 +293,35 @@ def test_a_layer_keeps_what_autograd_keeps(
     estimated = layer_bytes(widths_of(config), types, casts=False, length=32, has_matrix=False)
     measured = kept_by_autograd(config, dtype, attn_implementation="sdpa")
     assert share * estimated == pytest.approx(measured, rel=error)
+
+
+def test_a_layer_with_adapters_keeps_their_inputs_and_not_its_own() -> None:
+    """Without dropout, whose mask takes a byte on a GPU and four on a CPU."""
+    args = unresolved(ModelArguments, {"method": "lora", "lora_r": 2, "dropout": 0.0})
+    totals = []
+    for layers in (1, 3):
+        config = replace_layers(LLAMA, layers)
+        plan = replace(planned(bf16=True), model=args, model_config=config)
+        totals.append(estimate_memory(plan, meta_model(args, config, "ForCausalLM"), tokens=4 * 32).activations)
+    measured = kept_by_autograd(LLAMA, torch.bfloat16, args, attn_implementation="sdpa")
+    assert (totals[1] - totals[0]) / 2 / (4 * 32) == pytest.approx(measured, rel=0.05)
+
+
+def test_dropped_inputs_of_adapters_have_masks() -> None:
+    def of(dropout: float) -> int:
+        plan = planned(bf16=True)
+        args = unresolved(ModelArguments, {"method": "lora", "lora_dropout": dropout})
+        return estimate_memory(
+            replace(plan, model=args), meta_model(args, LLAMA, "ForCausalLM"), tokens=10
+        ).activations
+
+    assert of(0.1) - of(0.0) == 10 * (2 * (6 * 64 + 128) + 4 * 128)  # and what one adapter drops from, in fp32
+
+
+@pytest.mark.parametrize(("bf16", "size"), [(True, 2), (False, 4)])
+def test_logits_take_one_buffer_of_trl_however_small_the_vocabulary(bf16: bool, size: int) -> None:
+    memory = estimate_memory(planned(bf16=bf16), meta_model(ModelArguments(), LLAMA, "ForCausalLM"), tokens=5000)
+    assert memory.logits == 4096 * 32768 * size + 5000 * 64 * 4
 
 
 def test_an_eager_attention_keeps_its_matrix_and_the_tensor_axis_splits_a_layer() -> None:
@@ -363,7 +398,7 @@ def test_autocast_keeps_copies_of_matrices() -> None:
 
 
 def test_the_largest_term_is_named() -> None:
-    memory = estimate_memory(planned(), meta_model(ModelArguments(), LLAMA, "ForCausalLM"), tokens=10)
+    memory = estimate_memory(planned(), meta_model(ModelArguments(), LLAMA, "ForCausalLM"), tokens=1)
     assert memory.largest == "optimizer states"
     assert memory.total_bytes == sum(vars(memory).values())
 
