@@ -13,7 +13,7 @@ from indictune.config.command_arguments import PlanArguments
 from indictune.config.plan import AnyPlan
 from indictune.config.read_words import read_flags, with_flag
 from indictune.config.recipe import Recipe, read_recipe
-from indictune.console_text import printable
+from indictune.console_text import printable, shown_bytes
 from indictune.distributed.planning.asked_machine import DEFAULT_GPU, asked_machine, link_name
 from indictune.distributed.planning.hardware import Machine, assumed
 from indictune.distributed.planning.kept_bytes import is_half
@@ -107,5 +107,5 @@ def _rates(args: PlanArguments, machine: Machine, plan: AnyPlan) -> str:
     if nodes > 1:
         about.append(f"{nodes} nodes with {8 * machine.of_node * machine.between_nodes / 1e9:,.0f} Gb/s each")
     if machine.host_bytes:
-        about.append(f"{machine.host_bytes / 1e9:,.0f} GB of CPU memory a node")
+        about.append(f"{shown_bytes(machine.host_bytes)} of CPU memory a node")
     return "; ".join(about)

@@ -153,8 +153,7 @@ class _Search:
             own = own.derive(optim=optim)
         batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
         if problems or not batches:
-            rows = f"--global_batch_size {own.training.global_batch_size} is no multiple of"
-            alone = f"{rows} {launch.data_size}" + (f" x {self.asked} rows" if self.asked else "")
+            alone = uneven(own.training.global_batch_size, launch.data_size, self.asked)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
         found = [self._measured(name, memory, each) for each in batches]
@@ -181,6 +180,14 @@ class _Search:
             mfu=flops / (step.seconds * machine.gpus * flops_of_gpu(plan, machine)),
             fits=fits,
         )
+
+
+def uneven(rows: int, groups: int, asked: int | None) -> str:
+    """That groups of processes cannot share a global batch of rows, and the nearest sizes that they can."""
+    unit = groups * (asked or 1)
+    sizes = [size for size in (rows // unit * unit, -(-rows // unit) * unit) if size]
+    what = f"{groups} x {asked} rows" if asked else f"{groups}"
+    return f"--global_batch_size {rows} is no multiple of {what}; use {' or '.join(map(str, sizes))}"
 
 
 def _problems(plan: AnyPlan) -> Sequence[str]:

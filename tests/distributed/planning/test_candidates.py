@@ -98,6 +98,14 @@ def test_groups_that_cannot_share_the_global_batch_are_refused() -> None:
     assert "--global_batch_size 4" in found(planned(global_batch_size=4))["ddp"].refused
 
 
+@pytest.mark.parametrize(("rows", "asked", "sizes"), [(32, None, "30 or 33"), (32, 4, "24 or 36"), (2, None, "3")])
+def test_a_global_batch_that_cannot_be_shared_names_the_nearest_that_can(
+    rows: int, asked: int | None, sizes: str
+) -> None:
+    refused = found(planned(global_batch_size=rows), gpus=3, asked=asked)["ddp"].refused
+    assert refused.endswith(f"use {sizes}")
+
+
 def test_too_little_cpu_memory_rules_out_offloading() -> None:
     needed = found(planned())["zero3_offload"].node
     assert needed is not None
