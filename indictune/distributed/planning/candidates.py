@@ -153,7 +153,8 @@ class _Search:
             own = own.derive(optim=optim)
         batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
         if problems or not batches:
-            alone = uneven(own.training.global_batch_size, launch.data_size, self.asked)
+            rows = self.asked if own.training.max_tokens_per_device is None else None
+            alone = uneven(own.training.global_batch_size, launch.data_size, rows)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
         found = [self._measured(name, memory, each) for each in batches]

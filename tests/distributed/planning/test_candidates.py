@@ -106,6 +106,11 @@ def test_a_global_batch_that_cannot_be_shared_names_the_nearest_that_can(
     assert refused.endswith(f"use {sizes}")
 
 
+def test_tokens_of_a_micro_batch_do_not_count_as_rows_of_the_global_batch() -> None:
+    plan = planned(global_batch_size=32, max_tokens_per_device=512)
+    assert found(plan, gpus=3, asked=512)["ddp"].refused.endswith("use 30 or 33")
+
+
 def test_too_little_cpu_memory_rules_out_offloading() -> None:
     needed = found(planned())["zero3_offload"].node
     assert needed is not None
