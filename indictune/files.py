@@ -37,6 +37,14 @@ def is_finished(output_dir: Path) -> bool:
     return mark.is_file() and mark.stat().st_size > 0
 
 
+def json_or_nothing(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none."""
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is either the old one or the new one, never a part; errors as of `LineFile`."""
     with LineFile(path) as file:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from indictune.files import json_or_nothing
 
 MISTAKES = "mistakes.json"
 _OF_A_LANGUAGE = 5
@@ -65,7 +65,4 @@ def wrongness(row: Mapping[str, Any]) -> float:
 
 def read_mistakes(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The worst rows in the folder of a run or an evaluation, by split; empty if it has none."""
-    with suppress(OSError, ValueError):
-        content = json.loads((folder / MISTAKES).read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
+    return json_or_nothing(folder / MISTAKES)

@@ -19,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import Breakdown, read_breakdowns
-from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST
+from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
 from indictune.models.adapter_base import base_of, config_file, continues_texts
@@ -74,7 +74,7 @@ class Facts:
     @cached_property
     def exported(self) -> dict[str, Any]:
         """What `indictune export` recorded; empty for a model that transformers reads."""
-        return _json(self.folder / EXPORTED)
+        return json_or_nothing(self.folder / EXPORTED)
 
     @cached_property
     def base(self) -> str | None:
@@ -165,15 +165,8 @@ def facts_of(folder: Path, repository: str | None, run: Path) -> Facts:
     breakdowns: dict[str, Breakdown] = {}
     with suppress(OSError):
         breakdowns = read_breakdowns(run)
-    config, metrics, baseline = map(_json, (config_file(folder), run / METRICS, run / BASELINE))
+    config, metrics, baseline = map(json_or_nothing, (config_file(folder), run / METRICS, run / BASELINE))
     return Facts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns, baseline)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
 
 
 def _yaml(text: str) -> dict[str, Any]:

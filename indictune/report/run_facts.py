@@ -14,7 +14,7 @@ import numpy as np
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, SPLITS, Breakdown
 from indictune.evaluation.mistakes import read_mistakes
-from indictune.files import HEALTH
+from indictune.files import HEALTH, json_or_nothing
 from indictune.hub.card_facts import Facts, facts_of
 
 _TRAIN_LOG = "train_log.jsonl"
@@ -87,7 +87,7 @@ def read_run(folder: Path, name: str | None = None) -> RunFacts:
     if not (facts.metrics or facts.breakdowns or log):
         raise UserError("report-needs-run", "indictune report", folder)
     evaluations = [row for row in _history(folder) if "eval_loss" in row and "step" in row]
-    mistakes, health = read_mistakes(folder), _json(folder / HEALTH)
+    mistakes, health = read_mistakes(folder), json_or_nothing(folder / HEALTH)
     answers = [row for row in _json_lines(folder / "samples.jsonl") if {"prompt", "reference", "answer"} <= row.keys()]
     return RunFacts(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
 
@@ -96,7 +96,7 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     """What the Trainer logged until the last checkpoint."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     numbered = {int(path.parent.name.rpartition("-")[2]): path for path in states if path.parent.name[11:].isdecimal()}
-    rows = _json(numbered[max(numbered)]).get("log_history") if numbered else []
+    rows = json_or_nothing(numbered[max(numbered)]).get("log_history") if numbered else []
     return [row for row in rows or [] if isinstance(row, dict)]
 
 
@@ -109,13 +109,6 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             if isinstance(row, dict):
                 yield row
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
 
 
 def _number(value: Any) -> float:
