@@ -116,15 +116,10 @@ def _data(facts: Facts) -> dict[str, Any]:
 def _training(facts: Facts) -> dict[str, Any]:
     metrics, settings = facts.metrics, facts.settings
     train: Mapping[str, Any] = metrics.get("train") or {}
-    devices = ", ".join(f"{count} x {name}" for name, count in (metrics.get("devices") or {}).items())
     unused = [] if facts.is_adapter else ["lora_r", "lora_alpha"]
     unused += ["max_steps"] if settings.get("max_steps") == -1 else ["num_train_epochs"]
     body = {
-        "strategy": metrics.get("strategy"),
-        "processes (world size)": metrics.get("world_size"),
-        "devices": devices,
-        "precision": metrics.get("dtype"),
-        "global batch, in rows": metrics.get("global_batch_size"),
+        **facts.how_it_ran,
         **{shown: settings.get(name) for name, shown in _SETTINGS.items() if name not in unused},
         "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
         **_energy(facts),

@@ -83,6 +83,18 @@ class Facts:
         return name if is_hub_name(name) else None
 
     @property
+    def how_it_ran(self) -> dict[str, Any]:
+        """How the run was distributed; None for what is not known."""
+        metrics = self.metrics
+        return {
+            "strategy": metrics.get("strategy"),
+            "processes (world size)": metrics.get("world_size"),
+            "devices": ", ".join(f"{count} x {name}" for name, count in (metrics.get("devices") or {}).items()),
+            "precision": metrics.get("dtype"),
+            "global batch, in rows": metrics.get("global_batch_size"),
+        }
+
+    @property
     def dataset(self) -> str | None:
         """The Hub's name of the dataset."""
         name = str(self.settings.get("dataset_name") or "")

@@ -150,14 +150,9 @@ def environment(facts: Facts) -> Table:
     """Where and on what the run trained, and what it took."""
     metrics = facts.metrics
     train: Mapping[str, Any] = metrics.get("train") or {}
-    devices = ", ".join(f"{count} x {name}" for name, count in (metrics.get("devices") or {}).items())
     energy = facts.energy.get("energy_consumed")
     body = {
-        "strategy": metrics.get("strategy"),
-        "processes (world size)": metrics.get("world_size"),
-        "devices": devices,
-        "precision": metrics.get("dtype"),
-        "global batch, in rows": metrics.get("global_batch_size"),
+        **facts.how_it_ran,
         "training time": _of(train, "runtime_s", "{:,.0f} s"),
         "time to the first step": _of(train, "time_to_first_step_s", "{:,.1f} s"),
         "throughput": _of(train, "samples_per_second", "{:,.0f} rows/s"),
