@@ -22,7 +22,7 @@ from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.tiny_bert import sample_rows
 from tests.conftest import FinishedRun
 from tests.export.models import LABELS, random_classifier
-from tests.first_hour.classifiers import MAX_LENGTH, saved_classifier
+from tests.first_hour.saved_models import MAX_LENGTH, saved_classifier
 from tests.models.tiny import CONFIGS
 
 TEXTS = [str(row["text"]) for row in sample_rows("test.jsonl")]

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from indictune.cli import main
 from indictune.config.command_arguments import TalkArguments
-from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
 from indictune.training.talker import TooLongError, open_model
+from tests.first_hour.saved_models import saved_llama
 from tests.ranks.launching import ROOT
 
 Talk = Callable[..., list[str]]
@@ -28,17 +28,7 @@ Talk = Callable[..., list[str]]
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaMA of random weights, large enough that it says different things, with its template."""
-    folder = tmp_path_factory.mktemp("chat") / "llama"
-    base = builtin.resolve("builtin:tiny-indic-llama")
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return folder
+    return saved_llama(tmp_path_factory.mktemp("chat") / "llama")
 
 
 @pytest.fixture

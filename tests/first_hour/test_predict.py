@@ -38,7 +38,7 @@ from indictune.errors import UserError
 from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.prediction import windows
 from indictune.prediction.labelled_rows import predict
-from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
+from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.ranks.launching import begin, python, start, torchrun
 

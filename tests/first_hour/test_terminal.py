@@ -11,7 +11,7 @@ import pyte
 import pytest
 
 from indictune.cli import main
-from tests.first_hour.classifiers import saved_classifier
+from tests.first_hour.saved_models import saved_classifier
 from tests.ranks.launching import ROOT
 
 COLUMNS, LINES = 80, 200

@@ -18,7 +18,7 @@ from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
 from indictune.tasks.token_tags import TokenTags
 from indictune.tasks.tokens import TokenClassification
-from tests.first_hour.classifiers import LABELS, saved_classifier
+from tests.first_hour.saved_models import LABELS, saved_classifier
 
 pytestmark = pytest.mark.slow
 

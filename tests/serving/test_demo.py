@@ -19,16 +19,13 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from indictune.cli import main
 from indictune.config.command_arguments import TalkArguments
-from indictune.models import builtin
 from indictune.prediction.labelled_rows import predict
 from indictune.training.talker import open_model
-from tests.first_hour.classifiers import saved_classifier
+from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.ranks.launching import ROOT, free_port
 
 CHROMIUM = "/usr/bin/chromium"
@@ -52,17 +49,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaMA of random weights that says different things."""
-    folder = tmp_path_factory.mktemp("demo") / "llama"
-    base = builtin.resolve("builtin:tiny-indic-llama")
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return folder
+    return saved_llama(tmp_path_factory.mktemp("demo") / "llama")
 
 
 def said(llama: Path, text: str, longest: int) -> str:

@@ -21,7 +21,7 @@ import pytest
 from indictune.cli import main
 from indictune.models import builtin
 from indictune.prediction.labelled_rows import predict
-from tests.first_hour.classifiers import saved_classifier
+from tests.first_hour.saved_models import saved_classifier
 from tests.ranks.launching import begin, free_port
 
 WORDS = ["यह", "फिल्म", "बहुत", "अच्छी", "थी", "ఈ", "సినిమా", "చాలా", "బాగుంది", "worst", "MOVIE", "ever", "😂"]

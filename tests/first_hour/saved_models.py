@@ -1,4 +1,4 @@
-"""Small classifiers with random heads, saved like those of finished runs."""
+"""Small models with random weights, saved like those of finished runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
 from indictune.files import write_yaml
+from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
@@ -33,6 +35,19 @@ def saved_classifier(folder: Path, problem_type: Any = None, **settings: Any) ->
     save_adapter_extras(model, folder)
     tokenizer.save_pretrained(folder)
     write_yaml(folder / "recipe.yaml", {"max_length": MAX_LENGTH, "text_column": "tweet"})
+    return folder
+
+
+def saved_llama(folder: Path) -> Path:
+    """Save the built-in LLaMA, with weights so large that it says different things, and its template."""
+    base = builtin.resolve("builtin:tiny-indic-llama")
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder
 
 
