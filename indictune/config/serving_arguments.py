@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from indictune.config.command_arguments import PredictArguments, TalkArguments
 from indictune.config.fields import Checked, flag
@@ -15,12 +15,37 @@ _PORTS = 65_535
 
 
 @dataclass
-class ServeArguments(Checked):
-    """Which finished classifier is served, where, and within which limits. Other values default to its training's."""
+class _ShownModel(Checked):
+    """A finished model, and the address where it is shown."""
+
+    command: ClassVar[str]
 
     model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
     host: str = flag("127.0.0.1", "Address to listen on. The default is reached from this machine alone.")
     port: int = flag(8000, "Port to listen on; 0 takes a free one.")
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no model, and an impossible port."""
+        yield from super().check()
+        if not self.model:
+            yield problem("command-needs-model", "--model", command=self.command)
+        if self.port > _PORTS:
+            yield problem("port-unknown", "--port", self.port, most=_PORTS)
+
+    @property
+    def name(self) -> str:
+        """Of the model, as others read it: without the path to its folder."""
+        return Path(self.model).resolve().name
+
+
+@dataclass
+class ServeArguments(_ShownModel):
+    """Which finished classifier is served, where, and within which limits. Other values default to its training's."""
+
+    command = "serve"
+
     max_batch_size: int = flag(64, "Most texts that are labelled together. They may come from several requests.")
     max_texts: int = flag(256, "Most texts of a request.")
     max_characters: int = flag(10_000, "Most characters of a text.")
@@ -34,25 +59,14 @@ class ServeArguments(Checked):
     calibrated: bool = flag(
         False, "Divide logits by the temperature that the run fitted on its validation rows. Labels stay the same."
     )
-    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
     bf16: bool | None = flag(None, "Compute in bf16. Default: as in training.")
     fp16: bool | None = flag(None, "Compute in fp16. Default: as in training.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, an impossible port, and a request that could never be accepted."""
+        """Refuse a request that could never be accepted, too."""
         yield from super().check()
-        if not self.model:
-            yield problem("command-needs-model", "--model", command="serve")
-        if self.port > _PORTS:
-            yield problem("port-unknown", "--port", self.port, most=_PORTS)
         if self.max_waiting_texts < self.max_texts:
             yield problem("fewer-wait-than-come", "--max_waiting_texts", self.max_waiting_texts, texts=self.max_texts)
-
-    @property
-    def name(self) -> str:
-        """Of the model, as clients read it: without the path to its folder."""
-        return Path(self.model).resolve().name
 
     @property
     def reading(self) -> PredictArguments:
@@ -69,11 +83,11 @@ class ServeArguments(Checked):
 
 
 @dataclass
-class DemoArguments(Checked):
+class DemoArguments(_ShownModel):
     """Which finished model is shown on a page, and where."""
 
-    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
-    host: str = flag("127.0.0.1", "Address to listen on. The default is reached from this machine alone.")
+    command = "demo"
+
     port: int = flag(7860, "Port to listen on; 0 takes a free one.")
     export: str | None = flag(
         None, "Write a folder that a Space of the Hub runs, instead of starting the page. Must not exist, or be empty."
@@ -82,21 +96,6 @@ class DemoArguments(Checked):
     temperature: float | None = flag(
         None, "How a language model draws tokens: 0, the default, takes the likeliest one. 1 is usual."
     )
-    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
-
-    def check(self) -> Iterator[Problem]:
-        """Refuse no model, and an impossible port."""
-        yield from super().check()
-        if not self.model:
-            yield problem("command-needs-model", "--model", command="demo")
-        if self.port > _PORTS:
-            yield problem("port-unknown", "--port", self.port, most=_PORTS)
-
-    @property
-    def name(self) -> str:
-        """Of the model, as visitors read it: without the path to its folder."""
-        return Path(self.model).resolve().name
 
     @property
     def reading(self) -> PredictArguments:
