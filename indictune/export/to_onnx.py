@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import warnings
 from contextlib import redirect_stdout
@@ -23,6 +22,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import ExportArguments
 from indictune.errors import UserError
 from indictune.export.agreement import ROUNDING, Agreement, compare, texts_to_compare
+from indictune.extras import check_extra
 from indictune.files import EXPORTED, write_json
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_files
 from indictune.models.load_errors import first_line
@@ -42,11 +42,9 @@ def check_installed() -> None:
     """Refuse an environment without the packages.
 
     Raises:
-        UserError: `export-needs-packages`.
+        UserError: `extra-missing`.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError("export-needs-packages", "--format", "onnx", missing=" and ".join(missing))
+    check_extra("export --format onnx", "export", *PACKAGES)
 
 
 def write(args: ExportArguments, source: Path, folder: Path) -> str:
