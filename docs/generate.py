@@ -1,7 +1,7 @@
 """Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`.
 
-It also puts the tables of strategy files into README.md and docs/strategies.md, into the latter the method matrix and
-the plans of typical runs, and into the headers of recipes the memory that they need.
+README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
+the plans of typical runs. The headers of recipes get the memory that they need.
 """
 
 from __future__ import annotations
