@@ -25,7 +25,7 @@ from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task
 from indictune.training.plan_picture import draw
 from indictune.training.plan_text import record, shown
-from indictune.training.planned_command import micro_batch_name
+from indictune.training.planned_command import OF_FP16, micro_batch_name
 from indictune.training.prepare import task_of_flags
 from indictune.training.ranking import SOURCES, Ranking, rank
 
@@ -61,6 +61,8 @@ def planned(words: Sequence[str]) -> tuple[PlanArguments, Machine, Ranking]:
     recipe, task = _of_model(recipe, task, words)
     plan, problems = plan_of_rows(recipe, task)
     Problems(each for each in problems if each.code not in _OF_ROWS).raise_any()
+    if plan.training.bf16 is not False and not plan.training.fp16 and not machine.has_bf16:
+        plan = plan.derive(**OF_FP16)
     name = micro_batch_name(plan)
     asked = int(recipe.values[name]) if name in typed else None
     with catch_warnings(action="ignore"):  # of libraries, about each other
@@ -102,6 +104,7 @@ def _rates(args: PlanArguments, machine: Machine, plan: AnyPlan) -> str:
     source = "" if args.gpu else f", those of an {DEFAULT_GPU.upper()}"
     flops = f"{flops_of_gpu(plan, machine) / 1e12:,.0f} TFLOPS{'' if is_half(plan) else ' in fp32'}"
     about.append(f"{flops}, of which {assumed('achieved'):.0%} are used{source}")
+    about += ["planned in fp16, as these GPUs have no bf16"] if "fp16" in plan.derived else []
     if machine.of_node > 1:
         about.append(f"{link_name(args)}: {machine.in_node / 1e9:,.0f} GB/s")
     if nodes > 1:

@@ -17,6 +17,7 @@ from indictune.shipped_files import as_seen_from_here, script, strategies
 from indictune.training.ranking import Ranking
 
 MICRO_BATCHES = ("max_tokens_per_device", "per_device_train_batch_size")
+OF_FP16 = {"bf16": False, "fp16": True}  # of a run on GPUs without bf16
 _WIDTH = 100
 # Flags that are not passed on as they were typed.
 _DECIDED = {"config", "task", "method", *MICRO_BATCHES}
@@ -49,6 +50,7 @@ def command_of(ranking: Ranking, each: Candidate, words: Sequence[str]) -> str:
     asked = {} if "method" not in flags and each.method == own else {"method": [each.method]}
     asked |= {name: [value] for name, value in micro_batch_flag(ranking, each).items()}
     asked |= {name: given for name, given in flags.items() if name not in _DECIDED}
+    asked |= {name: [str(ranking.plan.derived[name]).lower()] for name in OF_FP16 if name in ranking.plan.derived}
     asked |= {} if ranking.lengths.rows else {"train_file": ["FILE"]}
     if machine.nodes == 1:
         what = recipe or [next(word for word, name in WORDS.items() if name == ranking.task)]

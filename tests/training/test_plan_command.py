@@ -123,6 +123,18 @@ def test_a_model_without_a_recipe_starts_by_its_task(capsys: pytest.CaptureFixtu
     assert asked.flags == {name: [value] for name, value in values.items()}
 
 
+def test_gpus_without_bf16_are_planned_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "builtin:tiny-indic-llama", "--method", "full", "--gpus", "2", "--max_length", "99"]
+    of_t4, of_l4 = (planned(capsys, *words, "--bf16", "true", "--gpu", gpu) for gpu in ("t4", "l4"))
+    best = of_t4["candidates"][0]
+    values = dict(pairwise(shlex.split(best["command"].replace("\\\n", " "))))
+    assert (values["--bf16"], values["--fp16"]) == ("false", "true")
+    assert best["memory"] == of_l4["candidates"][0]["memory"]
+    assert "--fp16" not in of_l4["candidates"][0]["command"]
+    refused = {each["strategy"] for each in of_t4["candidates"] if "fp16" in each.get("refused", "")}
+    assert {"tp", "pipeline"} <= refused
+
+
 def test_rows_that_are_there_give_the_time_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     record = planned(capsys, DEMO, "--gpus", "2")
     lengths = record["run"]["row_tokens"]

@@ -17,7 +17,7 @@ def _figures() -> dict[str, Any]:
 
 
 def known_gpus() -> dict[str, dict[str, Any]]:
-    """Name -> `memory_gb`, `tflops`, `tflops_fp32` and `link`."""
+    """Name -> `memory_gb`, `tflops`, `tflops_fp32`, `link`, and `bf16` where it is false."""
     return dict(_figures()["gpus"])
 
 
@@ -50,6 +50,7 @@ class Machine:
         in_node: bytes a second in one direction, of each GPU within a node.
         between_nodes: the same, to another node.
         host_bytes: memory of a node; 0 for unknown.
+        has_bf16: whether a GPU computes in bf16.
     """
 
     gpus: int
@@ -60,6 +61,7 @@ class Machine:
     in_node: float
     between_nodes: float
     host_bytes: float = 0.0
+    has_bf16: bool = True
 
     @property
     def usable_bytes(self) -> float:
@@ -114,4 +116,5 @@ def machine_of(
         known_links()[interconnect or figures["link"]],
         port,
         host_bytes,
+        figures.get("bf16", True),
     )
