@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.axes import CASES, TOKENS, Case, measure, write_rows
+from benchmarks.axes import CASES, MICRO_BATCHES, ROWS, TOKENS, Case, measure, write_rows
 from benchmarks.communication import count_peak, in_types
 from benchmarks.environment import environment, write, write_results
 from indictune.cli import EXIT_REFUSED
@@ -60,7 +60,8 @@ def cases(ranks: int) -> list[Case]:
     """Every strategy file that runs on so many processes; one process shows what is kept before sharding."""
     if ranks == 1:
         return [Case("single_gpu", Sizes(), "ddp")]
-    of_data = [Case(name, Sizes(data=ranks, split=split), engine) for name, (engine, split) in DATA.items()]
+    data = DATA if ranks <= ROWS // MICRO_BATCHES else {}  # each process needs a row of a micro-batch
+    of_data = [Case(name, Sizes(data=ranks, split=split), engine) for name, (engine, split) in data.items()]
     others = [*CASES, SHARDED_STAGES]
     return of_data + [each for each in others if each.sizes.world == ranks and each.strategy not in DATA]
 
@@ -81,16 +82,17 @@ def _kept_line(found: dict[str, Any]) -> list[str]:
 
 
 def compare_kept(asked: list[str], all_ranks: list[int]) -> None:
-    """Measure, print the table and write the result file."""
+    """Measure, print the table and write the result file, after each case."""
     about = environment()
     chosen = [each for ranks in all_ranks for each in cases(ranks) if not asked or each.strategy in asked]
     found = []
     for case in chosen:
         found.append(measure(case))
         print(" ".join(_kept_line(found[-1])), flush=True)
+        written = write_results("plan", {"environment": about, "strategies": found})
     header = ["strategy", "ranks", *(f"{name}: predicted / MB" for name in PARTS), "largest error"]
     print(table(header, [_kept_line(each) for each in found]), end="\n\n")
-    print(f"written to {write_results('plan', {'environment': about, 'strategies': found})}")
+    print(f"written to {written}")
 
 
 def widened(task: str, folder: Path) -> Path:
