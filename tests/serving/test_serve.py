@@ -69,8 +69,8 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
     assert [(row["text"], row["label"], row["language"]) for row in found] == [
         (row["text"], row["label"], row["language"]) for row in expected
     ]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours["scores"] == pytest.approx(theirs["scores"], abs=2e-6)
+    for ours, theirs in zip(found, expected, strict=True):  # scores depend a little on the batch they are computed in
+        assert ours["scores"] == pytest.approx(theirs["scores"], abs=1e-4)
 
 
 def test_labels_scores_and_languages_are_those_of_predict(url: str, model: Path) -> None:
