@@ -173,7 +173,8 @@ def recorded_values(written: Any) -> dict[str, Any]:
     if not isinstance(written, dict):
         return {}
     apart = written.get(DECIDED)
-    return written | (apart if isinstance(apart, dict) else {})
+    chosen = {name: value for name, value in written.items() if name != DECIDED}
+    return chosen | (apart if isinstance(apart, dict) else {})
 
 
 def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:

@@ -214,13 +214,15 @@ def compared_scores(runs: Sequence[RunFacts]) -> list[Table]:
     return found
 
 
-def compared_settings(runs: Sequence[RunFacts]) -> Table:
-    """The settings in which the runs differ."""
-    each = [public_settings(run.facts) for run in runs]
-    names = sorted({name for settings in each for name in settings})
-    body = [[name, *(settings.get(name, "") for settings in each)] for name in names]
+def compared_settings(runs: Sequence[RunFacts]) -> Table | None:
+    """The settings in which the runs differ; None if fewer than two have settings. An evaluation has none."""
+    each = {run.name: found for run in runs if (found := public_settings(run.facts))}
+    if len(each) < 2:
+        return None
+    names = sorted({name for settings in each.values() for name in settings})
+    body = [[name, *(settings.get(name, "") for settings in each.values())] for name in names]
     differing = [row for row in body if len(set(row[1:])) > 1]
-    return Table("Settings that differ", ["setting", *(run.name for run in runs)], differing)
+    return Table("Settings that differ", ["setting", *each], differing)
 
 
 def compared_environments(runs: Sequence[RunFacts]) -> Table:

@@ -12,7 +12,7 @@ from indictune.cli import main
 from indictune.config.recipe import Recipe
 from indictune.errors import Problems
 from indictune.report.run_facts import read_run
-from indictune.report.tables import matrices
+from indictune.report.tables import compared_settings, matrices
 from indictune.report.verdicts import against_baseline
 from indictune.report.write import write_report
 from indictune.run import Run
@@ -210,6 +210,21 @@ def test_runs_are_compared_on_one_page(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(str(each.get("aria-label")).startswith("a/out: ") for each in page.named("svg")) == 3
     assert Path("comparison_figures/loss.png").is_file()
     assert str(tmp_path) not in page.text
+
+
+def test_settings_are_compared_between_folders_that_have_some(tmp_path: Path) -> None:
+    decided = f"{RECIPE}decided:\n  optim: adamw_torch\n"
+    recipes = {"one": decided, "other": decided.replace("adamw_torch", "sgd")}
+    runs = [read_run(model_folder(tmp_path / name, recipe=recipe)) for name, recipe in recipes.items()]
+    evaluation = model_folder(tmp_path / "evaluation")
+    (evaluation / "recipe.yaml").unlink()
+    found = compared_settings([read_run(evaluation), *runs])
+    assert found is not None
+    assert (found.header, found.rows) == (["setting", "one", "other"], [["optim", "adamw_torch", "sgd"]])
+    assert compared_settings([runs[0], read_run(evaluation)]) is None
+    assert "decided" not in read(tmp_path / "one").text
+    page = write_report([tmp_path / "one", evaluation], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "learning_rate" not in page
 
 
 def test_the_same_run_is_no_comparison(tmp_path: Path) -> None:
