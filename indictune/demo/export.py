@@ -25,6 +25,7 @@ from indictune.hub.push import model_files, published
 from indictune.models.atomic_folder import check_free, whole_folder
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_model import classifier_config
+from indictune.report.write import write_without_texts
 
 # Module of the package -> file of a Space.
 _SHARED = {"indictune.demo.page": "page.py", "indictune.data.languages": "languages.py"}
@@ -66,6 +67,7 @@ def export(model: Path, target: Path) -> None:
         for name in names:
             (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model / name, folder / "model" / name)
+        write_without_texts(model, folder / "model")
         for name, text in _files(model, is_talker).items():
             write_whole(folder / name, text)
 

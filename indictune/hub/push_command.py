@@ -15,7 +15,6 @@ from indictune.config.recipe import read_arguments
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problems, UserError, problem
-from indictune.evaluation.mistakes import MISTAKES
 from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
@@ -23,7 +22,7 @@ from indictune.hub.push import check_write, model_files, problems_of_name, publi
 from indictune.hub.upload import Destination, PushError, retried, upload
 from indictune.models.adapter_base import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG
-from indictune.report.write import REPORT, write_report
+from indictune.report.write import REPORT, write_without_texts
 
 COMMAND = "indictune push"
 
@@ -101,9 +100,8 @@ def _check_write(args: PushArguments) -> str:
 
 
 def _leave_texts_out(folder: Path) -> None:
-    """Write the report of a run again, without texts of its rows, which may be of people who never agreed."""
-    if (folder / REPORT).is_file() and (folder / MISTAKES).is_file():
-        write_report([folder], texts=False)
+    """Write the report of a run again without texts of its rows, and say so."""
+    if write_without_texts(folder, folder):
         print(
             printable(
                 f"{REPORT} goes up without the texts of your rows. `indictune report {folder}` shows them again."

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from indictune.files import write_whole
+from indictune.evaluation.mistakes import MISTAKES
+from indictune.files import HEALTH, write_whole
 from indictune.report.page import comparison_of, page_of
 from indictune.report.run_facts import RunFacts, read_run
 
 REPORT = "report.html"
 FIGURES = "figures"
+_TEXTS = (MISTAKES, HEALTH, "samples.jsonl")  # whose texts of rows a report shows
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool = True) -> Path:
@@ -34,6 +36,22 @@ def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool 
         write_whole(pictures / f"{each.name}.png", each.png)
     write_whole(file, page.html)
     return file
+
+
+def write_without_texts(run: Path, folder: Path) -> bool:
+    """Write the report of a run for others, without texts of its rows, which may be of people who never agreed.
+
+    Args:
+        run: folder of the run. Nothing is written if it has no report or no texts.
+        folder: that is published, which may be the run's own.
+
+    Returns:
+        Whether a report was written.
+    """
+    if not ((run / REPORT).is_file() and any((run / name).is_file() for name in _TEXTS)):
+        return False
+    write_report([run], folder / REPORT, texts=False)
+    return True
 
 
 def _named(folders: Sequence[Path]) -> list[RunFacts]:

@@ -27,6 +27,7 @@ from indictune.prediction.labelled_rows import predict
 from indictune.training.talker import open_model
 from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.ranks.launching import ROOT, free_port
+from tests.report.folders import run_folder
 
 CHROMIUM = "/usr/bin/chromium"
 QUIET = [
@@ -159,6 +160,20 @@ def test_an_exported_language_model_says_the_same(llama: Path, tmp_path: Path) -
     app.write_text(app.read_text("utf-8").replace("MAX_NEW_TOKENS = 256", "MAX_NEW_TOKENS = 12"), "utf-8")
     with running(["app.py"], free_port(), tmp_path / "space") as url:
         check_chat(url, said(llama, "नमस्ते", 12))
+
+
+@needs_gradio
+def test_a_space_has_no_texts_of_rows(tmp_path: Path) -> None:
+    """The report in the model's folder keeps them."""
+    model = run_folder(tmp_path / "out", text="words of a person")
+    assert main(["report", str(model)]) == 0
+    before = (model / "report.html").read_bytes()
+    assert b"words of a person" in before
+    assert main(["demo", str(model), "--export", str(tmp_path / "space")]) == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "space").rglob("*") if path.is_file()}
+    assert b"<h1>out</h1>" in files["report.html"]
+    assert not any(b"words of a person" in content for content in files.values())
+    assert (model / "report.html").read_bytes() == before
 
 
 @needs_gradio
