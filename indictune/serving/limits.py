@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,24 +17,22 @@ _MINUTE_S = 60.0
 _REMEMBERED = 10_000  # clients
 
 
-class RefusedError(Exception):
+class RefusedError(HTTPException):  # FastAPI turns other errors while it reads a body into status 400
     """A request that gets no answer but the reason.
 
-    Attributes:
+    Args:
         status: of HTTP.
         problem: that the client reads.
         headers: of the response.
     """
 
     def __init__(self, status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(str(problem))
-        self.status = status
+        super().__init__(status, str(problem), headers)
         self.problem = problem
-        self.headers = headers
 
     def response(self) -> JSONResponse:
         """As the client gets it."""
-        return refusal(self.status, self.problem.code, str(self.problem), self.headers)
+        return refusal(self.status_code, self.problem.code, str(self.problem), self.headers)
 
 
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

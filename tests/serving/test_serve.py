@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +19,11 @@ import httpx2
 import pytest
 
 from indictune.cli import main
+from indictune.config.serving_arguments import ServeArguments
 from indictune.models import builtin
+from indictune.prediction.classifier import load_classifier
 from indictune.prediction.labelled_rows import predict
+from indictune.serving.app import create_app
 from tests.first_hour.saved_models import saved_classifier
 from tests.ranks.launching import begin, free_port
 
@@ -128,6 +131,24 @@ def test_a_wrong_request_gets_a_plain_error(url: str, body: str, status: int, co
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert len(answer.json()["message"]) < 200
     assert httpx2.get(f"{url}/health").status_code == 200
+
+
+def test_a_large_body_without_a_length_is_refused_like_others(model: Path) -> None:
+    args = ServeArguments(str(model), max_request_bytes=1_000)
+    app = create_app(load_classifier(args.reading), args)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"texts": ["'
+        for _ in range(11):
+            yield b"a" * 100
+
+    async def answer() -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://here") as client:
+            headers = {"Content-Type": "application/json"}
+            return await client.post("/predict", content=chunks(), headers=headers)
+
+    found = asyncio.run(answer())
+    assert (found.status_code, found.json()["code"]) == (413, "request-too-large")
 
 
 def test_other_paths_and_methods_get_an_error_of_the_same_form(url: str) -> None:
