@@ -1,4 +1,7 @@
-"""Names of the scores in a breakdown, as `--metric_for_best_model` takes them: `macro_f1_hi`, `recall_negative`."""
+"""Names of the scores in a breakdown, as `--metric_for_best_model` takes them.
+
+Such as `macro_f1_hi`, `recall_negative` and `recall_negative_hi`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,15 @@ def score_names(
     """
     found: dict[str, tuple[str, ...]] = {name: ("overall", name) for name in scores}
     found[f"{WORST}{scores[0]}"] = ("worst",)
-    found |= {f"{ratio}_{without_markup(label)}": ("label", label, ratio) for label in labels for ratio in RATIOS}
+    of_labels = {f"{ratio}_{without_markup(label)}": (label, ratio) for label in labels for ratio in RATIOS}
+    found |= {name: ("label", *path) for name, path in of_labels.items()}
+    of_both: dict[str, tuple[str, ...]] = {}
     for what, values in groups.items():
         for value in values:
             shown = f"length_{value.replace(' ', '_')}" if what == "length" else without_markup(value)
             found |= {f"{name}_{shown}": ("by", what, value, name) for name in scores}
-    return found
+            of_both |= {f"{name}_{shown}": ("label", *path, what, value) for name, path in of_labels.items()}
+    return found | {name: path for name, path in of_both.items() if name not in found}
 
 
 def named_scores(found: Breakdown) -> dict[str, float]:
@@ -45,11 +51,12 @@ def _score_at(found: Breakdown, path: tuple[str, ...]) -> float:
     match path:
         case ("overall", name):
             return found.overall.scores[name].value
-        case ("label", label, ratio):
-            value: float = getattr(found.overall.per_label[label], ratio).value
+        case ("label", label, ratio, *where):
+            group = found.by[where[0]][where[1]] if where else found.overall
+            value: float = getattr(group.per_label[label], ratio).value
             return value
-        case ("by", what, group, name):
-            return found.by[what][group].scores[name].value
+        case ("by", what, of, name):
+            return found.by[what][of].scores[name].value
     return found.by["language"][found.worst_language].scores[found.score].value
 
 

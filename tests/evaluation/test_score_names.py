@@ -100,7 +100,8 @@ def test_every_promised_name_has_a_score_and_every_score_a_name(
     if kind == "answers":
         of_groups |= {f"{score}_{group}" for score in WRITTEN for group in WRITTEN_GROUPS}
     of_labels = {f"{score}_{label}" for score in task.label_scores(plan) for label in labels}
-    assert given == set(task.metrics(plan)) | of_groups | of_labels
+    of_both = {f"{score}_{group}" for score in of_labels for group in GROUPS}
+    assert given == set(task.metrics(plan)) | of_groups | of_labels | of_both
     samples = SAMPLES if kind == "answers" else None
     tokens = Tokens(rows, rows, None, str, scores=scores, labels=labels, samples=samples)
     tokens = replace(tokens, origins={"validation": Origins(str, TEXTS)})
@@ -134,6 +135,7 @@ def test_a_name_stands_for_the_score_of_its_rows() -> None:
     )
     assert named["recall_so so"] == 0
     assert named["precision_good"] == pytest.approx(2 / 3)
+    assert [named[f"recall_bad_{group}"] for group in ("hi", "ta", "length_1-16", "native")] == [1, 0, 1, 1]
     assert named["worst_language_macro_f1"] == min(named[f"macro_f1_{language}"] for language in ("hi", "ta", "a_b"))
 
 
