@@ -51,8 +51,8 @@ def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) 
 
 def _features(text: str) -> Iterator[str]:
     words = text.split()
-    yield f"first word {words[0].casefold()}"
-    yield f"last word {words[-1].casefold()}"
+    yield f'first word "{words[0].casefold()}"'
+    yield f'last word "{words[-1].casefold()}"'
     for placeholder in (HANDLE_PLACEHOLDER, URL_PLACEHOLDER):
         if placeholder in words:
             yield placeholder

@@ -57,8 +57,10 @@ def _contradictions(rows: Sequence[StoredRows], keys: npt.NDArray[np.uint64], pr
     pairs = sorted(map(sorted, zip(first[differs].tolist(), second[differs].tolist(), strict=True)))
     examples = [" and ".join(_shown(rows, number) for number in pair) for pair in pairs[:MAX_EXAMPLES]]
     over_splits = f", {in_several:,} of them over several splits" if in_several else ""
-    note = f"{len(texts):,} texts have several labels{over_splits}, such as {''.join(examples[:1])}."
-    return Finding("conflicting_labels", len(texts), len(np.unique(keys)), note, None, examples)
+    count, of = len(texts), len(np.unique(keys))
+    share = f"{100 * count / of:.3g}%"  # of few texts too
+    note = f"{count:,} of {of:,} texts ({share}) have several labels{over_splits}, such as {''.join(examples[:1])}."
+    return Finding("conflicting_labels", count, of, note, None, examples)
 
 
 def _codes(labels: Sequence[pa.ChunkedArray], problem_type: str | None) -> npt.NDArray[np.int64]:

@@ -101,8 +101,8 @@ def _collisions(language: str, spelled: Counter[str], tokenizer: PreTrainedToken
     lost, words = sum(count for group in several for _, count in group[1:]), spelled.total()
     examples = [" = ".join(word for word, _ in group[:MAX_EXAMPLES]) for group in several[:MAX_EXAMPLES]]
     note = (
-        f"{language}: the tokenizer drops letters and reads {lost / max(words, 1):.1%} of the words as another word"
-        f"{_such_as(examples)}."
+        f"{language}: the tokenizer drops letters, and {lost / max(words, 1):.1%} of the words become the same tokens "
+        f"as another word{_such_as(examples)}."
     )
     warns = lost >= _MANY_COLLISIONS * words
     return Finding("token_collisions", lost, words, note, language, examples, warns)
@@ -121,7 +121,7 @@ def _such_as(examples: Sequence[str]) -> str:
 
 def language_table(measured: Sequence[LanguageHealth]) -> str:
     """A line for each language."""
-    header = ["language", "rows", "tokens/word", "unknown", "truncated", "read as another word"]
+    header = ["language", "rows", "tokens/word", "unknown share", "truncated share", "collision share"]
     body = [
         [
             *(each.language, f"{each.rows:,}", f"{each.tokens_per_word:.2f}"),

@@ -16,7 +16,8 @@ def written_answers(answers: Sequence[str], references: Sequence[str]) -> Scored
     """Scores written answers, [rows] each.
 
     chrF compares character n-grams, so it reads every script. It goes from 0 to 100, and is that of all answers
-    together, as sacreBLEU counts it. Exact match is the share of answers that are right but for white space.
+    together, as sacreBLEU counts it. Exact match is the share of answers that equal the right one; line
+    breaks and extra spaces are ignored.
     """
     metric = CHRF()
     # By sacreBLEU's (2.6) own parts: only whole corpora are public, and an interval needs the counts of each answer.

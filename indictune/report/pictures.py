@@ -142,7 +142,7 @@ def reliability(calibration: Calibration) -> Picture | None:
     edges = np.arange(BINS) / BINS
     heights = [each.accuracy if each.count else 0 for each in calibration.bins]
     above.bar(edges, heights, 1 / BINS, align="edge", color=SERIES[0], alpha=0.55, edgecolor=INK, linewidth=0.6)
-    above.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1, label="as sure as right")
+    above.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1, label="perfect calibration")
     above.set(xlim=(0, 1), ylim=(0, 1), ylabel="share right")
     above.legend(fontsize=9, loc="upper left")
     below.bar(edges, [each.count for each in calibration.bins], 1 / BINS, align="edge", color=SERIES[5], alpha=0.7)

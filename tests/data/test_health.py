@@ -171,4 +171,4 @@ def test_the_known_defects_of_real_rows_are_found(capsys: pytest.CaptureFixture[
         row["text"] = "RT " * (row["label"] == "neutral") + row["text"].removeprefix("RT ")
     (tmp_path / "planted.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     first = of("hinglish_tweets", tmp_path / "planted.jsonl")["label_sources"][0]
-    assert (first.examples, first.warns) == (["first word rt -> neutral"], True)
+    assert (first.examples, first.warns) == (['first word "rt" -> neutral'], True)

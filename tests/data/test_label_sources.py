@@ -31,7 +31,7 @@ def test_a_prefix_of_one_label_is_found() -> None:
         for row, (text, label) in enumerate(zip(texts, labels, strict=True))
     ]
     (first, *_) = found(texts, labels)
-    assert first.examples == ["first word rt -> neutral"]
+    assert first.examples == ['first word "rt" -> neutral']
     assert (first.count, first.of, first.warns) == (160, 160, True)
 
 

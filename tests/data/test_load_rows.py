@@ -17,7 +17,8 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.data import read_files, row_sources, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
-from indictune.data.load_rows import Rows, load_splits, load_test_rows
+from indictune.data.findings import Finding
+from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.row_sources import sources_of
 from indictune.errors import Problems, UserError, problem
 from tests.problems import problems_raised
@@ -128,6 +129,11 @@ def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def conflicts(splits: Splits) -> Finding:
+    (found,) = (each for each in splits.findings if each.name == "conflicting_labels")
+    return found
+
+
 def test_rows_in_train_and_held_out_are_reported_or_removed(write: Write) -> None:
     train = write("train.jsonl", labelled(("a http://x.in", 0), ("b", 1), ("c", 0), ("d", 1), ("b", 0)))
     validation = write("val.jsonl", labelled(("b", 1), ("e", 0)))
@@ -138,16 +144,18 @@ def test_rows_in_train_and_held_out_are_reported_or_removed(write: Write) -> Non
     assert kept.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl, whose scores will look too good; "
         "--drop_leaked_rows removes them from training.",
-        "1 texts have several labels, 1 of them over several splits, such as train.jsonl:2 (1) and test.jsonl:3 (0).",
+        conflicts(kept).note,
     ]
+    assert conflicts(kept).examples[0] == "train.jsonl:2 (1) and test.jsonl:3 (0)"
     dropped = load_splits(DataArguments(**files, drop_leaked_rows=True))
     assert columns_of(dropped.rows["train"])["text"] == ["c", "d"]
     assert columns_of(dropped.rows["validation"])["text"] == ["b", "e"]
     assert dropped.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl; they were removed from training "
         "(--drop_leaked_rows).",
-        "1 texts have several labels, 1 of them over several splits, such as val.jsonl:1 (1) and test.jsonl:3 (0).",
+        conflicts(dropped).note,
     ]
+    assert conflicts(dropped).examples == ["val.jsonl:1 (1) and test.jsonl:3 (0)"]
 
 
 def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ TRAIN = split("train", ("a", "yes"), ("b", "yes"), ("a", "no"), ("c", "no"), ("c
 def test_a_text_with_two_labels_in_one_split() -> None:
     (found,) = contradictions({"train": TRAIN}, None)
     assert (found.count, found.of, found.examples) == (1, 4, ["train row 1 (yes) and train row 3 (no)"])
+    assert "1 of 4 texts (25%)" in found.note
     assert "over several splits" not in found.note
 
 
