@@ -68,4 +68,5 @@ def page_of(args: DemoArguments) -> Any:
 
         classifier = load_classifier(args.reading)
         blocks = page.classifier_page(args.name, models.classifying(classifier))
-    return mount_gradio_app(FastAPI(), blocks, "/", footer_links=["api", "settings"], run_history=False)
+    footer, most = ["api", "settings"], page.MAX_FILE_BYTES
+    return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)

@@ -16,6 +16,7 @@ TEXTS = [
     "படம் பரவாயில்லை, பாடல்கள் அருமை",
     "yeh movie bilkul bakwas hai 😡",
 ]
+MAX_FILE_BYTES = 1  # no page needs files, and Gradio keeps uploads
 MESSAGES = ["आप कैसे हैं?", "Write a sentence about the rain.", "பொங்கல் என்றால் என்ன?"]
 LANGUAGES = {
     "hi": "Hindi",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -23,6 +24,8 @@ import yaml
 
 from indictune.cli import main
 from indictune.config.command_arguments import TalkArguments
+from indictune.config.serving_arguments import DemoArguments
+from indictune.demo.command import page_of
 from indictune.prediction.labelled_rows import predict
 from indictune.training.talker import open_model
 from tests.first_hour.saved_models import saved_classifier, saved_llama
@@ -34,6 +37,7 @@ QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+FILES = {"files": ("a.html", b"<script>")}
 TEXT = "बहुत अच्छी फिल्म थी 😍"
 SHOWN = "text => [...document.querySelectorAll('textarea, input')].some(each => each.value === text)"
 
@@ -148,6 +152,7 @@ def test_an_exported_classifier_runs_in_another_folder(classifier: Path, tmp_pat
     assert main(["demo", str(classifier), "--export", str(tmp_path / "space")]) == 0
     moved = Path(shutil.move(tmp_path / "space", tmp_path / "moved"))
     with running(["app.py"], free_port(), moved) as url:
+        assert httpx2.post(f"{url}/gradio_api/upload", files=FILES).status_code == 413
         check_classifier(url, expected)
 
 
@@ -174,6 +179,16 @@ def test_a_space_has_no_texts_of_rows(tmp_path: Path) -> None:
     assert b"<h1>out</h1>" in files["report.html"]
     assert not any(b"words of a person" in content for content in files.values())
     assert (model / "report.html").read_bytes() == before
+
+
+@needs_gradio
+def test_a_page_takes_no_files(classifier: Path) -> None:
+    async def answer() -> httpx2.Response:
+        transport = httpx2.ASGITransport(page_of(DemoArguments(str(classifier))))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post("/gradio_api/upload", files=FILES)
+
+    assert asyncio.run(answer()).status_code == 413
 
 
 @needs_gradio
