@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
@@ -136,6 +136,14 @@ def _check(texts: Sequence[str], args: ServeArguments) -> None:
             raise RefusedError(413, problem("text-too-long", place, len(text), most=args.max_characters))
 
 
+def _as_sentence(error: Mapping[str, Any]) -> str:
+    """What pydantic or the reader of JSON says, with its place."""
+    place = error["loc"][1:]
+    if error["type"] == "json_invalid":
+        return f"The body is not valid JSON: {error['ctx']['error']} (character {place[0] + 1})"
+    return f"{'.'.join(map(str, place)) or 'body'}: {error['msg']}"
+
+
 def _answer_errors(app: FastAPI) -> None:
     """Give all errors one form, without the texts that they are about."""
 
@@ -145,7 +153,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = [f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:3]]
+        found = [_as_sentence(each) for each in error.errors()[:3]]
         return refusal(422, "request-invalid", f"{'. '.join(found)}.")
 
     @app.exception_handler(HTTPException)

@@ -133,6 +133,13 @@ def test_a_wrong_request_gets_a_plain_error(url: str, body: str, status: int, co
     assert httpx2.get(f"{url}/health").status_code == 200
 
 
+def test_the_place_where_json_breaks_is_named(url: str) -> None:
+    for body, place in (("x", "1"), ('{"texts": ["a"]', "16")):
+        answer = httpx2.post(f"{url}/predict", content=body, headers={"Content-Type": "application/json"})
+        assert re.findall(r"JSON.*character (\d+)", answer.json()["message"]) == [place]
+        assert not answer.json()["message"][0].isdigit()
+
+
 def test_a_large_body_without_a_length_is_refused_like_others(model: Path) -> None:
     args = ServeArguments(str(model), max_request_bytes=1_000)
     app = create_app(load_classifier(args.reading), args)
