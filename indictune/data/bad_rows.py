@@ -91,12 +91,18 @@ class BadRows:
         return list(self._remarks)
 
     def notes(self) -> list[str]:
-        """Sentences for the user: the remarks, and how many rows were left out."""
+        """Sentences for the user: the remarks, and how many rows were left out. They quote no row."""
         return self.remarks
 
-    def left_out(self) -> str:
-        """A sentence for the user: how many rows were left out, and the first ones."""
-        first = " ".join(str(replace(each, way_out="")) for each in self._first[:_MAX_SHOWN])
+    def left_out(self, reasons: bool = True) -> str:
+        """A sentence for the user: how many rows were left out, and the first ones.
+
+        Args:
+            reasons: say why, which may quote a row. Otherwise the codes stand alone.
+        """
+        some = self._first[:_MAX_SHOWN]
+        shown = (str(replace(each, way_out="")) if reasons else f"{each.value} [{each.code}]" for each in some)
+        first = (" " if reasons else ", ").join(shown)
         return f"{self.source}: {self.count:,} bad rows were left out, first {first}"
 
     def location(self, line: int) -> str:
@@ -159,7 +165,7 @@ class Quarantine(BadRows):
                 shutil.copyfileobj(self._entries, file)
 
     def notes(self) -> list[str]:
-        return [*super().notes(), *([self.left_out()] if self.count else [])]
+        return [*super().notes(), *([self.left_out(reasons=False)] if self.count else [])]
 
 
 def numbered_files(files: Sequence[str], bad: BadRows) -> Iterator[tuple[str, int]]:

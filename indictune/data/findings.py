@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MAX_EXAMPLES = 5
+# Findings whose examples are texts or words of rows.
+_WITH_TEXTS = ("mojibake", "unknown_tokens", "token_collisions", "label_sources")
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class Finding:
         name: of the kind, such as `near_duplicates`.
         count: how many have it.
         of: how many were looked at.
-        note: a sentence for the user.
+        note: a sentence for the user. It holds no text or word of a row, because model cards are public.
         language: of the rows; None for all languages.
-        examples: the first few, as texts.
+        examples: the first few, which may hold texts and words of rows.
         warns: whether a run warns of it. Others are only listed.
     """
 
@@ -35,6 +37,12 @@ class Finding:
     def share(self) -> float:
         """Of those that were looked at."""
         return self.count / max(self.of, 1)
+
+    @property
+    def in_full(self) -> str:
+        """The note, and the texts and words of rows that it leaves out: for this machine, not for a model card."""
+        has_texts = self.name in _WITH_TEXTS and self.examples
+        return f"{self.note} Such as: {', '.join(self.examples)}." if has_texts else self.note
 
     def as_json(self) -> dict[str, Any]:
         """As `health.json` has it."""

@@ -91,7 +91,7 @@ class Health:
             body = [[language, *(share.get((language, label), "0.0%") for label in shown)] for language in languages]
             parts.append(table(["labels", *map(shortened, shown)], body))
         return "\n\n".join(
-            [*parts, *(["\n".join(f"- {each.note}" for each in self.findings)] if self.findings else [])]
+            [*parts, *(["\n".join(f"- {each.in_full}" for each in self.findings)] if self.findings else [])]
         )
 
 
@@ -106,7 +106,7 @@ def check_health(health: Health | None, configuration: Mapping[str, Any]) -> Non
         flag, code = _LIMITS.get(each.name, ("", ""))
         limit = configuration.get(flag)
         if limit is not None and each.share > limit:
-            problems.append(problem(code, f"--{flag}", limit, note=each.note))
+            problems.append(problem(code, f"--{flag}", limit, note=each.in_full))
     problems.raise_any()
 
 

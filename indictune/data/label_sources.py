@@ -13,6 +13,7 @@ from indictune.data.findings import Finding
 _MIN_SHARE, _MIN_ROWS = 0.02, 50
 _SHOWN, _WARNS = 0.1, 0.25  # above the label's share of all rows
 _SIGMAS = 4  # and above what chance would give
+_WORDS = ("first word ", "last word ")
 _LENGTHS = (25, 50, 100, 200, 400)
 
 
@@ -41,18 +42,24 @@ def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) 
             above = both / count - usual
             if above >= max(_SHOWN, _SIGMAS * (usual * (1 - usual) / count) ** 0.5):
                 note = (
-                    f"{both / count:.0%} of the {count:,} rows with {feature} have label {shortened(label)}, but "
-                    f"{usual:.0%} of all rows do. Check that the label follows the text, not its source."
+                    f"{both / count:.0%} of the {count:,} rows with {_without_word(feature)} have label "
+                    f"{shortened(label)}, but {usual:.0%} of all rows do. Check that the label follows the text, not "
+                    "its source."
                 )
                 example = f"{feature} -> {label}"
                 found.append((above, Finding("label_sources", both, count, note, None, [example], above >= _WARNS)))
     return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
 
 
+def _without_word(feature: str) -> str:
+    """A feature without the word of a row that it names."""
+    return f"the same {feature.split()[0]} word" if feature.startswith(_WORDS) else feature
+
+
 def _features(text: str) -> Iterator[str]:
     words = text.split()
-    yield f'first word "{words[0].casefold()}"'
-    yield f'last word "{words[-1].casefold()}"'
+    for where, word in zip(_WORDS, (words[0], words[-1]), strict=True):
+        yield f'{where}"{word.casefold()}"'
     for placeholder in (HANDLE_PLACEHOLDER, URL_PLACEHOLDER):
         if placeholder in words:
             yield placeholder

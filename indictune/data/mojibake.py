@@ -55,9 +55,10 @@ class Mojibake:
         if self._first is None:
             return []
         line, text, mended = self._first
-        example = f"{rows.location(line)}: {shortened(text)!r} should be {shortened(mended)!r}"
+        where = rows.location(line)
+        example = f"{where}: {shortened(text)!r} should be {shortened(mended)!r}"
         note = (
-            f"{origin} {rows.source}: {self.count:,} texts were decoded by the wrong encoding, first {example}. Read "
+            f"{origin} {rows.source}: {self.count:,} texts were decoded by the wrong encoding, first {where}. Read "
             "the source as UTF-8, or mend the texts with ftfy.fix_encoding."
         )
         return [Finding("mojibake", self.count, of, note, None, [example])]

@@ -85,7 +85,7 @@ def _unknown(language: str, ids: Ids, spelled: Counter[str], tokenizer: PreTrain
         pairs = zip(words, _encoded(words, tokenizer), strict=True)
         words = [word for word, of_word in pairs if tokenizer.unk_token_id in of_word][:MAX_EXAMPLES]
     share = unknown / max(tokens, 1)
-    note = f"{language}: the tokenizer does not know {share:.1%} of the tokens{_such_as(words)}."
+    note = f"{language}: the tokenizer does not know {share:.1%} of the tokens."
     return Finding("unknown_tokens", unknown, tokens, note, language, words, share >= _MANY_UNKNOWN)
 
 
@@ -102,7 +102,7 @@ def _collisions(language: str, spelled: Counter[str], tokenizer: PreTrainedToken
     examples = [" = ".join(word for word, _ in group[:MAX_EXAMPLES]) for group in several[:MAX_EXAMPLES]]
     note = (
         f"{language}: the tokenizer drops letters, and {lost / max(words, 1):.1%} of the words become the same tokens "
-        f"as another word{_such_as(examples)}."
+        "as another word."
     )
     warns = lost >= _MANY_COLLISIONS * words
     return Finding("token_collisions", lost, words, note, language, examples, warns)
@@ -113,10 +113,6 @@ def _encoded(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Ids:
         return []
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return cast(Ids, encoded["input_ids"])
-
-
-def _such_as(examples: Sequence[str]) -> str:
-    return f", such as {', '.join(examples)}" if examples else ""
 
 
 def language_table(measured: Sequence[LanguageHealth]) -> str:

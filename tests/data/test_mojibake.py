@@ -43,7 +43,7 @@ def test_indic_letters_and_emoji_are_found_behind_a_wrong_decoding(meant: str) -
     (found,) = mojibake.findings("--train_file", BadRows("t.csv"), 9)
     assert (found.count, found.of) == (1, 9)
     assert "t.csv:7" in found.examples[0]
-    assert meant in found.note
+    assert meant in found.in_full
 
 
 def test_right_texts_and_other_damage_are_not_counted() -> None:

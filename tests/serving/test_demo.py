@@ -29,8 +29,8 @@ from indictune.demo.command import page_of
 from indictune.prediction.labelled_rows import predict
 from indictune.training.talker import open_model
 from tests.first_hour.saved_models import saved_classifier, saved_llama
+from tests.hub.folders import model_folder
 from tests.ranks.launching import ROOT, free_port
-from tests.report.folders import run_folder
 
 CHROMIUM = "/usr/bin/chromium"
 QUIET = [
@@ -170,15 +170,15 @@ def test_an_exported_language_model_says_the_same(llama: Path, tmp_path: Path) -
 @needs_gradio
 def test_a_space_has_no_texts_of_rows(tmp_path: Path) -> None:
     """The report in the model's folder keeps them."""
-    model = run_folder(tmp_path / "out", text="words of a person")
-    assert main(["report", str(model)]) == 0
-    before = (model / "report.html").read_bytes()
-    assert b"words of a person" in before
+    model, secret = model_folder(tmp_path / "out"), "words of a person"
+    row = {"label": "neutral", "predicted": "positive", "wrongness": 0.75, "language": "hi", "text": secret}
+    (model / "mistakes.json").write_text(json.dumps({"test": [row]}))
+    (model / "report.html").write_text(secret)
     assert main(["demo", str(model), "--export", str(tmp_path / "space")]) == 0
     files = {path.name: path.read_bytes() for path in (tmp_path / "space").rglob("*") if path.is_file()}
     assert b"<h1>out</h1>" in files["report.html"]
-    assert not any(b"words of a person" in content for content in files.values())
-    assert (model / "report.html").read_bytes() == before
+    assert not any(secret.encode() in content for content in files.values())
+    assert (model / "report.html").read_text() == secret
 
 
 @needs_gradio
