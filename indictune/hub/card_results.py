@@ -16,7 +16,7 @@ _RATIOS = ("precision", "recall", "f1")
 
 
 def results_in(facts: Facts) -> dict[str, Any]:
-    """What the template says of results: a table a split, and the language with the lowest score."""
+    """What the template says of results: a table a split, and the language with the worst score."""
     splits = list[dict[str, Any]]()
     for key, name in SPLITS.items():
         breakdown, block = facts.breakdowns.get(key), facts.metrics.get(key)
@@ -43,7 +43,8 @@ def _worst(breakdown: Breakdown) -> dict[str, str] | None:
     if len(languages) < 2:
         return None
     value = languages[worst].scores[breakdown.score].value
-    return {"language": worst, "name": breakdown.score.replace("_", " "), "value": f"{value:.4f}"}
+    rank = "highest" if breakdown.lower_is_better else "lowest"
+    return {"language": worst, "name": breakdown.score.replace("_", " "), "value": f"{value:.4f}", "rank": rank}
 
 
 def _groups(breakdown: Breakdown) -> Verbatim:

@@ -96,6 +96,15 @@ def test_scores_have_their_intervals(tmp_path: Path) -> None:
         assert f"\n{line}\n" in text
 
 
+def test_the_worst_language_of_a_loss_has_the_highest(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "out")
+    write_evaluation(folder)
+    content = json.loads((folder / "evaluation.json").read_text())
+    content["test"] |= {"lower_is_better": True, "worst_language": "hi"}
+    (folder / "evaluation.json").write_text(json.dumps(content))
+    assert "its macro f1 is 0.5000, the highest of all languages." in card_in(folder).text
+
+
 def test_answers_that_the_model_wrote_have_their_scores(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "out")
     write_evaluation(folder)
