@@ -43,9 +43,10 @@ def test_ranks_keep_what_is_predicted(case: Case) -> None:
     ],
 )
 def test_the_peak_is_near_the_prediction(task: str, method: str, rows: int, keeps_inputs: bool) -> None:
-    """Of torch's CPU allocator, of which 15% is the bound."""
+    """Of torch's CPU allocator. The terms do not all peak at once: the embedding, over half of this BERT, gets its
+    gradient last, when no activations are left. So the sum may be up to 20% too high."""
     found = compare_peak(task, method, rows, keeps_inputs, tiny(task), anew=False)
-    assert found["predicted"] == pytest.approx(found["measured"], rel=0.15)
+    assert -0.1 < found["predicted"] / found["measured"] - 1 < 0.2
 
 
 def test_every_strategy_file_is_measured() -> None:
