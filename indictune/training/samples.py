@@ -25,8 +25,9 @@ from indictune.training.task_trainer import TaskTrainer
 def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
 
-    `samples.jsonl` gets a JSON object a row: `split`, `prompt`, `reference` and `answer`. The scores are in
-    `trainer.written`. All ranks must call it, because each may hold a part of the weights.
+    `samples.jsonl` gets a JSON object a row: `split`, `messages` (before the answer), `prompt` (the same as the model
+    reads it), `reference` and `answer`. The scores are in `trainer.written`. All ranks must call it, because each may
+    hold a part of the weights.
 
     Raises:
         Stopped: a rank was asked to stop. A resumed run need not train again.
@@ -44,7 +45,9 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     lines = []
     for messages, answer in zip(samples.chats, answers, strict=True):
         prompt = tokenizer.decode(prompt_ids(messages, tokenizer, samples.template))
-        texts = {"split": samples.split, "prompt": prompt, "reference": messages[-1]["content"], "answer": answer}
+        *before, right = messages
+        texts = {"split": samples.split, "messages": before, "prompt": prompt}
+        texts |= {"reference": right["content"], "answer": answer}
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
     write_whole(run.output_dir / "samples.jsonl", "".join(lines))
 

@@ -105,7 +105,9 @@ def of_kind(folder: Path, kind: str) -> Path:
         found = replace(found, written=written)
     made = model_folder(folder, METRICS | {"test": {"num_examples": 12, "loss": 0.5}})
     sample = {"split": "test", "prompt": "Who <are> you?", "reference": "A model.", "answer": "वह"}
-    (made / "samples.jsonl").write_text(f"{json.dumps(sample)}\n{{", encoding="utf-8")
+    messages = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "कौन?"}]
+    lines = [json.dumps(each) for each in (sample, sample | {"prompt": "<|user|>", "messages": messages})]
+    (made / "samples.jsonl").write_text("\n".join([*lines, "{"]), encoding="utf-8")
     write(made, "evaluation.json", as_json({"test": found}))
     write(made, "mistakes.json", {"test": [row]})
     return made

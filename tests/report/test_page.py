@@ -183,7 +183,7 @@ def test_answers_that_a_language_model_wrote_are_shown_and_scored(tmp_path: Path
     folder = of_kind(tmp_path / "out", "answers")
     page = read(folder)
     assert "Answers that the model wrote, test rows by language" in page.of["caption"]
-    assert "Who <are> you?" in page.of["blockquote"]
+    assert page.of["blockquote"][-3:] == ["Who <are> you?", "System: Be <brief>.", "User: कौन?"]
     assert "Model: वह" in page.of["p"]
     assert "वह" not in read(folder, texts=False).text
 

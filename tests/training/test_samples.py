@@ -111,7 +111,8 @@ class TestFile:
         write_samples(trainer, self.run(tmp_path), Samples("test", self.ROWS[:2], self.DATA, TEMPLATE, 4))
         text = (tmp_path / "samples.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        assert [list(line) for line in lines] == [["split", "prompt", "reference", "answer"]] * 2
+        assert [list(line) for line in lines] == [["split", "messages", "prompt", "reference", "answer"]] * 2
+        assert [line["messages"] for line in lines] == [row[:-1] for row in self.ROWS[:2]]
         assert {line["split"] for line in lines} == {"test"}
         assert [line["prompt"] for line in lines] == ["अच्छा .", "[UNK] . மோசம் </s> ok ."]
         assert [line["reference"] for line in lines] == ["ok", "చెడు"]
