@@ -20,6 +20,7 @@ from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.trained_recipe import configuration_of
 from indictune.distributed import model_split, sharding
 from indictune.errors import Problems, UserError, problem, problems_of
+from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapter_base import config_file
 from indictune.models.load import Model, check_vocabulary, load_tokenizer
 from indictune.models.position_limits import check_max_length, positions_of
@@ -61,7 +62,7 @@ def evaluation_of(argv: Sequence[str]) -> tuple[Callable[[Run], None], Recipe]:
                 recipe.values["output_dir"] = str(_folder_within(model, _without_magic(Path(test_file).stem)))
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
-            _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
+            _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
     config: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # transformers reports an unreadable file
         config = json.loads(config_file(model).read_text(encoding="utf-8"))
@@ -107,17 +108,18 @@ def _folder_within(model: Path, name: str) -> Path:
     return folder
 
 
-def _check_of_this_file(metrics: Path, test_file: str) -> None:
-    """Refuse to overwrite the metrics of another file.
+def _check_of_this_file(folder: Path, test_file: str) -> None:
+    """Refuse to overwrite the metrics of another file in the folder of an evaluation.
 
     Raises:
         UserError: `metrics-of-another-file`.
     """
-    of_file: Any = None
-    with suppress(OSError, ValueError, AttributeError):  # no metrics of this command
-        of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
-    if of_file is not None and of_file != os.path.abspath(test_file):
-        raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=metrics, other=of_file)
+    path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
+    if name is None:  # no metrics of this command
+        return
+    other = json_or_nothing(folder / TEST_FILE).get("test_file", name)  # a downloaded folder has the name alone
+    if other not in (path, os.path.basename(path)):
+        raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=folder / METRICS, other=other)
 
 
 def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:

@@ -25,7 +25,7 @@ from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
 from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.console_tables import in_sentences
-from indictune.files import write_json
+from indictune.files import TEST_FILE, write_json
 from indictune.hub import push
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
@@ -209,7 +209,10 @@ def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: 
         write_samples(trainer, run, test.samples)
     with findings.writing():
         tested = evaluate(trainer, findings, test.rows, "test", test.origins)
-    write_metrics(trainer, run, run_metrics(trainer) | {"test_file": os.path.abspath(test_file), "test": tested})
+    path = os.path.abspath(test_file)
+    if trainer.args.should_save:
+        write_json(run.output_dir / TEST_FILE, {"test_file": path})
+    write_metrics(trainer, run, run_metrics(trainer) | {"test_file": os.path.basename(path), "test": tested})
 
 
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:

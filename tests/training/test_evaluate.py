@@ -19,9 +19,10 @@ from transformers import (
 from indictune.checkpoint import store
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.recipe import read_recipe
-from indictune.training.evaluate import _take_from_training
+from indictune.training.evaluate import _check_of_this_file, _take_from_training
 from tests.conftest import FinishedRun
 from tests.ranks.launching import ROOT, python, start
+from tests.refusals import refused
 from tests.training.tiny import tiny_llama
 
 
@@ -175,7 +176,8 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
     first, metrics = evaluate(str(files[0])), model / "evaluation" / "t" / "metrics.json"
     assert first.returncode == 0, first.stderr
     before = metrics.read_bytes()
-    assert json.loads(before)["test_file"] == str(files[0])
+    assert json.loads(before)["test_file"] == "t.jsonl"
+    assert str(tmp_path).encode() not in before  # it is pushed
     typed = os.path.relpath(files[1], ROOT)
     for test_file, flags in ((str(files[1]), ()), (typed, ("--output_dir", str(metrics.parent)))):
         other = evaluate(test_file, *flags)
@@ -184,6 +186,21 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
         assert metrics.read_bytes() == before
     again = evaluate(os.path.relpath(files[0], ROOT))
     assert again.returncode == 0, again.stderr
+
+
+def test_metrics_name_the_file_and_its_path_stays_here(tmp_path: Path) -> None:
+    def check(path: str) -> None:
+        _check_of_this_file(tmp_path, path)
+
+    check("/a/t.csv")
+    (tmp_path / "metrics.json").write_text('{"test_file": "t.csv"}')
+    check("/b/t.csv")  # a downloaded folder has the name alone
+    with refused("metrics-of-another-file", flag="--test_file"):
+        check("/b/u.csv")
+    (tmp_path / ".test_file").write_text('{"test_file": "/a/t.csv"}')
+    check("/a/t.csv")
+    with refused("metrics-of-another-file", flag="--test_file"):
+        check("/b/t.csv")
 
 
 def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> None:
