@@ -26,6 +26,7 @@ PREDICTIONS = "predictions.jsonl"
 BASELINE = "baseline.json"
 EXPORTED = "export.json"  # in a folder of `indictune export`: its format, and how it agrees with the model
 HEALTH = "health.json"
+SAMPLES = "samples.jsonl"  # answers that a language model wrote
 TEST_FILE = ".test_file"  # JSON: the path of the evaluated file. `metrics.json`, which is pushed, has its name alone
 REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.

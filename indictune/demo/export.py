@@ -73,7 +73,7 @@ def export(model: Path, target: Path) -> None:
 
 
 def _files(model: Path, is_talker: bool) -> dict[str, str]:
-    """Name -> content, of the files beside the model's."""
+    """Name -> content of the files next to the model's."""
     title = model.resolve().name
     app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
     modules = ["indictune.demo.page", *([] if is_talker else ["indictune.data.languages"])]
@@ -89,7 +89,7 @@ def _files(model: Path, is_talker: bool) -> dict[str, str]:
 
 
 def _source(module: str) -> str:
-    """The program of a module, with its shared modules beside it."""
+    """The program of a module, with its shared modules."""
     package, _, name = module.rpartition(".")
     text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
     for shared, file in _SHARED.items():

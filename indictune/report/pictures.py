@@ -69,7 +69,7 @@ def _in_words(name: str, curve: Curve) -> str:
 
 
 def languages(runs: Sequence[RunFacts]) -> Picture | None:
-    """Bars of the main score of each language with 95% intervals, a run beside the other; None without scores.
+    """Bars of the main score of each language with 95% intervals, a bar for each run; None without scores.
 
     A single run has its baseline's scores as diamonds.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, SPLITS, Breakdown
 from indictune.evaluation.mistakes import read_mistakes
-from indictune.files import HEALTH, json_or_nothing
+from indictune.files import HEALTH, SAMPLES, json_or_nothing
 from indictune.hub.card_facts import Facts, facts_of
 
 _TRAIN_LOG = "train_log.jsonl"
@@ -88,7 +88,7 @@ def read_run(folder: Path, name: str | None = None) -> RunFacts:
         raise UserError("report-needs-run", "indictune report", folder)
     evaluations = [row for row in _history(folder) if "eval_loss" in row and "step" in row]
     mistakes, health = read_mistakes(folder), json_or_nothing(folder / HEALTH)
-    answers = [row for row in _json_lines(folder / "samples.jsonl") if {"prompt", "reference", "answer"} <= row.keys()]
+    answers = [row for row in _json_lines(folder / SAMPLES) if {"prompt", "reference", "answer"} <= row.keys()]
     return RunFacts(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from indictune.evaluation.mistakes import MISTAKES
-from indictune.files import HEALTH, write_whole
+from indictune.files import HEALTH, SAMPLES, write_whole
 from indictune.report.page import comparison_of, page_of
 from indictune.report.run_facts import RunFacts, read_run
 
 REPORT = "report.html"
 FIGURES = "figures"
-_TEXTS = (MISTAKES, HEALTH, "samples.jsonl")  # whose texts of rows a report shows
+_TEXTS = (MISTAKES, HEALTH, SAMPLES)  # whose texts of rows a report shows
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool = True) -> Path:

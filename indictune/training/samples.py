@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data.chat_tokens import answer_ends, prompt_ids
 from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.written_answers import written_answers
-from indictune.files import write_whole
+from indictune.files import SAMPLES, write_whole
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.tasks.protocol import Samples
@@ -49,7 +49,7 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
         texts = {"split": samples.split, "messages": before, "prompt": prompt}
         texts |= {"reference": right["content"], "answer": answer}
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
-    write_whole(run.output_dir / "samples.jsonl", "".join(lines))
+    write_whole(run.output_dir / SAMPLES, "".join(lines))
 
 
 def scores_of_samples(samples: Samples, answers: Sequence[str]) -> Breakdown:
