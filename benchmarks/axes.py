@@ -32,7 +32,7 @@ from indictune.distributed.planning.sent_bytes import Sizes, keys_passed, layer_
 from indictune.distributed.planning.step_time import SUMS
 from indictune.distributed.planning.widths import Widths
 from indictune.models.builtin import resolve
-from indictune.models.parameter_counts import meta_model
+from indictune.models.config_shapes import meta_model
 
 ROWS, TOKENS, TOKENS_OF_CHAT = 16, 32, 512  # of a step, and of a row
 MICRO_BATCHES = 4

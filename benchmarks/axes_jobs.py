@@ -16,7 +16,7 @@ from indictune.distributed.planning.micro_batches import RowLengths
 from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.planning.step_time import Step, estimate_step
 from indictune.errors import Problems
-from indictune.models.parameter_counts import meta_model
+from indictune.models.config_shapes import meta_model
 
 TOKENS_AT_ONCE = 8192  # most tokens of a micro-batch
 

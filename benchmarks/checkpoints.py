@@ -33,7 +33,7 @@ from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
 from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.bad_steps import BadSteps
-from indictune.training.classifier_trainer import IndicTrainer
+from indictune.training.exact_trainer import IndicTrainer
 
 RANKS = world_size_of(os.environ)
 Seconds = tuple[float, float]  # by the clock, and of this process's cores, which other programs hardly change
@@ -52,7 +52,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 8]] * 8, "labels": [0, 1] * 4, "length": [4] * 8})
     args = SentimentTrainingArguments(
         output_dir=str(folder),
-        **cpu_fallback.start(launch, 600),
+        **cpu_fallback.start_on_gloo(launch, 600),
         bf16=False,
         max_steps=1,
         global_batch_size=8,

@@ -100,7 +100,7 @@ def _ours(shared: tuple[str, ...], packed: tuple[str, ...]) -> Contender:
             "in a step": "transformers.trainer:Trainer.training_step",
             "in evaluation": EVALUATION,
             "in saving": SAVE,
-            "in data preparation": "indictune.data.tokenisation:tokenised",
+            "in data preparation": "indictune.data.text.tokenisation:tokenised",
             "loss": "indictune.tasks.loss:ExactLoss.__call__",
             "gradients": "indictune.training.exact_trainer:ExactTrainer.training_step",
         },

@@ -46,13 +46,13 @@ def _outcomes_of(job: Job, event: str, step: int, policy: str) -> Counter[str]:
     # The bad step is due to be saved; a rollback undoes all steps since the last save, so it saves seldom.
     every = largest_divisor(step) if policy == "rollback" else 1
     code, _ = job.run(folder, event, "--save_steps", str(every))
-    saved = [path for path in store.listed(folder) if store.step_of(path) >= step]
+    saved = [path for path in store.checkpoints_in(folder) if store.step_of(path) >= step]
     found = Counter[str]()
     if policy:
         found[action_taken(folder, step, policy, every, code)] += 1
     else:
         found["ended" if code == 0 else "hung" if code is None else "stopped"] += 1
-    numbers = [*map(_states, store.listed(folder)), *map(_weights, folder.glob("model.safetensors"))]
+    numbers = [*map(_states, store.checkpoints_in(folder)), *map(_weights, folder.glob("model.safetensors"))]
     found["saved a non-finite number"] += not all(map(_is_finite, numbers))
     found["saved after it, and stopped"] += code != 0 and bool(saved)
     found["logged another loss"] += not logs_the_loss(folder, step, event, losses(job.unbroken[0])[step - 1])
@@ -101,7 +101,7 @@ def _record(folder: Path) -> list[dict[str, Any]]:
 
 def _unchanged_saves(folder: Path) -> list[int]:
     """Steps that saved the weights and optimizer states of the save before."""
-    paths = store.listed(folder)[::-1]
+    paths = store.checkpoints_in(folder)[::-1]
     saved = [_states(path) for path in paths]
     same = [len(before) == len(now) and all(map(torch.equal, before, now)) for before, now in pairwise(saved)]
     return [store.step_of(path) for path, is_same in zip(paths[1:], same, strict=True) if is_same]

@@ -122,7 +122,7 @@ class Job:
 
     def stopped_at(self, step: int, folder: Path) -> Path:
         """Copy the unbroken run as it was after a step."""
-        saved = store.listed(self.unbroken[0])
+        saved = store.checkpoints_in(self.unbroken[0])
         later = [path.name for path in saved if store.step_of(path) > step]
         shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
         (folder / "model.safetensors").unlink()
@@ -144,12 +144,12 @@ def ended(folder: Path) -> bool:
 
 def newest_whole(folder: Path) -> int:
     """Step of the newest complete checkpoint; 0 without one."""
-    return max((store.step_of(path) for path in store.listed(folder) if _is_whole(path)), default=0)
+    return max((store.step_of(path) for path in store.checkpoints_in(folder) if _is_whole(path)), default=0)
 
 
 def is_torn(folder: Path) -> bool:
     """Whether a folder has an incomplete checkpoint."""
-    return not all(map(_is_whole, store.listed(folder)))
+    return not all(map(_is_whole, store.checkpoints_in(folder)))
 
 
 def _is_whole(checkpoint: Path) -> bool:
@@ -183,7 +183,7 @@ def logged(folder: Path) -> list[tuple[int, float, float]]:
     if log.exists():
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     else:
-        state = store.listed(folder)[0] / "trainer_state.json"
+        state = store.checkpoints_in(folder)[0] / "trainer_state.json"
         entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in entries if "loss" in entry]
 
@@ -195,7 +195,7 @@ def losses(folder: Path) -> list[float]:
 
 def epochs(folder: Path) -> float:
     """Epochs done, by the newest checkpoint."""
-    state = store.listed(folder)[0] / "trainer_state.json"
+    state = store.checkpoints_in(folder)[0] / "trainer_state.json"
     return float(json.loads(state.read_text(encoding="utf-8"))["epoch"])
 
 

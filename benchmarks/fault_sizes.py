@@ -86,7 +86,7 @@ def renumber_step(checkpoint: Path, step: int) -> None:
     path.write_text(json.dumps({**state, "global_step": step}, indent=2), encoding="utf-8")
     manifest = store.read_manifest(moved)
     if manifest is not None:
-        files = {**manifest.files, path.name: store.digest(path)}
+        files = {**manifest.files, path.name: store.file_digest(path)}
         at_step = replace(manifest, step=step, rows_of_epoch=step * GLOBAL_BATCH, files=files)
         (moved / store.MANIFEST).write_text(at_step.to_json(), encoding="utf-8")
 

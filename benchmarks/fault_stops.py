@@ -86,7 +86,7 @@ def seconds_since(signalled: Path) -> float | None:
 
 def saved_the_reported_step(folder: Path) -> bool:
     """Whether the newest checkpoint is whole, and is that of the step that `status.json` reports."""
-    newest = store.listed(folder)[:1]
+    newest = store.checkpoints_in(folder)[:1]
     message = status_of(folder)[1]
     return any(not store.damage(path) and re.search(rf"\bstep {store.step_of(path)}\b", message) for path in newest)
 

@@ -37,7 +37,7 @@ from indictune.console_text import table
 from indictune.models.classifier import load_classifier as new_classifier
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_tokenizer import serve_as_trained
-from indictune.models.tiny_bert import Size, build, sample_rows
+from indictune.models.tiny_models import Size, build_tiny_bert, sample_rows
 from indictune.prediction.classifier import load_classifier
 from indictune.prediction.labelled_rows import label, text_batch
 from indictune.prediction.texts import WINDOW_ROWS
@@ -72,7 +72,7 @@ def texts(number: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def save_model(folder: Path, size: Size) -> None:
     """Save a classifier as the end of a training does."""
-    build([row["text"] for row in sample_rows("train.jsonl")], folder / "base", size)
+    build_tiny_bert([row["text"] for row in sample_rows("train.jsonl")], folder / "base", size)
     args = ModelArguments(str(folder / "base"))
     tokenizer = load_tokenizer(args)
     new_classifier(args, LABELS, tokenizer).save_pretrained(str(folder))

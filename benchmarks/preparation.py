@@ -92,7 +92,7 @@ def write_tokenizer(folder: Path, vocabulary_size: int) -> None:
 def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[str, float]:
     """Run a stage in this process: seconds without imports, and memory."""
     is_ours = stage.startswith("ours")
-    importlib.import_module("indictune.data.tokenisation" if is_ours else "datasets")
+    importlib.import_module("indictune.data.text.tokenisation" if is_ours else "datasets")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     imported = _peak_bytes()
     with watched_children() as peaks:
@@ -104,7 +104,7 @@ def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[
 def _run_ours(stage: str, rows: str, tokenizer: Any) -> float:
     from indictune.config.arguments import DataArguments
     from indictune.data.load_rows import load_splits
-    from indictune.data.tokenisation import tokenise_splits
+    from indictune.data.text.tokenisation import tokenise_splits
 
     started = time.perf_counter()
     splits = load_splits(DataArguments(train_file=rows))

@@ -25,7 +25,7 @@ from sklearn.svm import LinearSVC
 
 from benchmarks.environment import environment, write_results
 from benchmarks.speed import SAMPLES, Row, write_rows
-from indictune.data.cleaning import clean
+from indictune.data.text.cleaning import clean
 
 DEMO = "recipes/sentiment/demo.yaml"
 RECIPE = "recipes/sentiment/small_from_scratch.yaml"

@@ -35,8 +35,8 @@ from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH, Contender, Job
 from benchmarks.environment import environment, write_results
 from benchmarks.runner import Runner, run_alone
 from indictune.console_text import table
-from indictune.data.cleaning import clean
-from indictune.models.tiny_bert import train_tokenizer
+from indictune.data.text.cleaning import clean
+from indictune.models.tiny_models import train_word_pieces
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
@@ -62,7 +62,7 @@ def read_tweets(data: Path) -> list[Row]:
 
 def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
     """Write a BERT with random weights and a head, and a tokenizer learned from the rows."""
-    tokenizer = train_tokenizer([row["text"] for row in rows], min(vocab_size, VOCABULARIES[0]), MAX_LENGTH)
+    tokenizer = train_word_pieces([row["text"] for row in rows], min(vocab_size, VOCABULARIES[0]), MAX_LENGTH)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(

@@ -153,8 +153,8 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     """
     from indictune.config.arguments import ModelArguments
     from indictune.models import load as reading
-    from indictune.models.adapter_base import config_file
-    from indictune.models.parameter_counts import KINDS
+    from indictune.models.adapters import config_file
+    from indictune.models.config_shapes import KINDS
     from indictune.models.trained import load_trained
     from indictune.tasks.all_tasks import task_of
 

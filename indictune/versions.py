@@ -1,4 +1,4 @@
-"""Versions of installed packages."""
+"""Versions of installed packages, and the extras that bring the missing ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+
+from indictune.errors import UserError
 
 __version__ = "0.1.0"
 
@@ -38,3 +41,14 @@ def code_digest() -> str:
         if name.parts[0] != "shipped":  # links in a checkout, files in a wheel
             digest.update(f"{name}\0".encode() + files[name].read_bytes())
     return digest.hexdigest()
+
+
+def check_extra(verb: str, extra: str, *packages: str) -> None:
+    """Refuse a verb whose extra is not installed.
+
+    Raises:
+        UserError: `extra-missing`.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise UserError("extra-missing", f"indictune {verb}", extra=extra, packages=", ".join(missing))

@@ -22,8 +22,7 @@ from indictune.tasks.chat import Chat
 from indictune.training.chat_trainer import LlamaTrainer
 from indictune.training.finish import finish, save_model
 from indictune.training.samples import write_samples
-from indictune.training.start import fit_batches, load_model, meet_nodes, start
-from indictune.training.train_model import train
+from indictune.training.start import fit_batches, load_model, meet_nodes, run_training, start
 
 
 def main(run: Run) -> None:
@@ -40,7 +39,7 @@ def main(run: Run) -> None:
 
     model = load_model(task, plan, args, rows)
     trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded, plan.launch)
-    result = train(trainer, plan, run, point, tokens)
+    result = run_training(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     write_samples(trainer, run, tokens.samples)
     finish(trainer, run, result, tokens, saved_files)

@@ -19,10 +19,9 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.tokens import TokenClassification
-from indictune.training.classifier_trainer import IndicTrainer
+from indictune.training.exact_trainer import IndicTrainer
 from indictune.training.finish import finish, save_model
-from indictune.training.start import fit_batches, load_model, meet_nodes, start
-from indictune.training.train_model import train
+from indictune.training.start import fit_batches, load_model, meet_nodes, run_training, start
 
 
 def main(run: Run) -> None:
@@ -41,7 +40,7 @@ def main(run: Run) -> None:
     trainer = IndicTrainer(
         model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, plan.launch
     )
-    result = train(trainer, plan, run, point, tokens)
+    result = run_training(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     finish(trainer, run, result, tokens, saved_files)
 

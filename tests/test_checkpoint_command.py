@@ -203,12 +203,12 @@ class TestConverting:
 def test_pickles_are_trusted_in_the_folder_of_a_run(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, 4)
     with expect_refusal("checkpoint-not-trusted", "has no recipe.yaml"):
-        export.check_trusted(checkpoint, trust_checkpoint=False)
+        export.check_run_folder(checkpoint, trust_checkpoint=False)
     (tmp_path / "recipe.yaml").touch()
-    export.check_trusted(checkpoint, trust_checkpoint=False)
+    export.check_run_folder(checkpoint, trust_checkpoint=False)
     tmp_path.chmod(0o777)
     with expect_refusal("checkpoint-not-trusted", "can be written by other users"):
-        export.check_trusted(checkpoint, trust_checkpoint=False)
+        export.check_run_folder(checkpoint, trust_checkpoint=False)
 
 
 def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Restarted(Job):
         if code == 0:
             (folder / "metrics.json").touch()
         else:
-            shutil.rmtree(store.listed(folder)[0])
+            shutil.rmtree(store.checkpoints_in(folder)[0])
         return code, f"Resuming from {folder}/checkpoint-{step}\n{step}\n" if step else ""
 
 
@@ -67,7 +67,7 @@ def run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("faults") / "out"
     shutil.copytree(finished_run.folder, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
     for step in (2, 3, 4):
-        renumber_step(Path(shutil.copytree(store.listed(finished_run.folder)[0], folder / "checkpoint-99")), step)
+        renumber_step(Path(shutil.copytree(store.checkpoints_in(finished_run.folder)[0], folder / "checkpoint-99")), step)
     return folder
 
 
@@ -88,14 +88,14 @@ def change_weights(checkpoint: Path) -> None:
 
 
 def test_a_renumbered_checkpoint_is_whole(copy: Path) -> None:
-    assert [store.step_of(each) for each in store.listed(copy)] == [4, 3, 2]
-    assert [store.damage(each) for each in store.listed(copy)] == [[], [], []]
+    assert [store.step_of(each) for each in store.checkpoints_in(copy)] == [4, 3, 2]
+    assert [store.damage(each) for each in store.checkpoints_in(copy)] == [[], [], []]
 
 
 @pytest.mark.parametrize("way", CORRUPTIONS)
 def test_a_corrupted_checkpoint_is_damaged(copy: Path, way: str) -> None:
     CORRUPTIONS[way](copy / "checkpoint-4" / "trainer_state.json")
-    damaged = [store.step_of(each) for each in store.listed(copy) if store.damage(each)]
+    damaged = [store.step_of(each) for each in store.checkpoints_in(copy) if store.damage(each)]
     assert damaged == ([4, 3] if way == "swapped" else [4])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from indictune.data.read_files import read_batches
+from indictune.data.read.read_files import read_batches
 from tests import fuzz_readers
 from tests.plain_readers import are_same, cells_of, plain_records, plain_rows
 

@@ -18,7 +18,7 @@ from tests.ranks.launching import ROOT, python, start
 LAYERS = [
     {"indictune.credentials", "indictune.errors"}
     | {"indictune.console_text", "indictune.progress", "indictune.versions"}
-    | {"indictune.cache_folders", "indictune.cache_lock", "indictune.extras"}
+    | {"indictune.cache_folders", "indictune.cache_lock", "indictune.versions"}
     | {"indictune.files", "indictune.stop_signals", "indictune.shipped_files"},
     {"indictune.config"},
     {"indictune.run", "indictune.before_imports"},
@@ -124,7 +124,7 @@ def test_arguments_and_recipes_import_only_basic_modules() -> None:
 
 def test_the_packages_of_a_line_stay_apart_but_for_models_that_read_the_built_in_tweets() -> None:
     allowed = {
-        ("indictune.models", "indictune.data.cleaning"),  # the tokenizer learns from the texts that a run sees
+        ("indictune.models", "indictune.data.text.cleaning"),  # the tokenizer learns from the texts that a run sees
         ("indictune.data", "indictune.config.arguments"),
     }
     peers = ("indictune.data", "indictune.models", "indictune.evaluation")

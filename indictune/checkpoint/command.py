@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from indictune.checkpoint import store
-from indictune.checkpoint.resume import Reader, best_of, choose_resume_point
+from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_resume_point
 from indictune.checkpoint.store import Manifest
-from indictune.checkpoint.trust import check_trusted
 from indictune.config.command_arguments import CheckpointArguments
 from indictune.config.recipe import read_arguments
 from indictune.console_text import in_one_line, printable, shown_bytes, table
@@ -48,7 +47,7 @@ def checkpoints_of(folder: Path) -> list[Path]:
     """
     if folder.is_dir():
         os.listdir(folder)  # `glob` takes a folder that is closed to this user for an empty one
-    found = store.listed(folder) or ([folder] if folder.is_dir() and store.step_of(folder) >= 0 else [])
+    found = store.checkpoints_in(folder) or ([folder] if folder.is_dir() and store.step_of(folder) >= 0 else [])
     if not found:
         raise UserError("no-checkpoints", "indictune checkpoint", folder)
     return found

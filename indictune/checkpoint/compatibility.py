@@ -1,25 +1,129 @@
-"""Compare the settings and packages of a run with those that a checkpoint was written with."""
+"""Compare the rows, settings, files and packages of a run with those that a checkpoint was written with."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
+from datasets import Dataset
 
-from indictune.checkpoint import flag_files
-from indictune.checkpoint.other_model import other_model
 from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
-from indictune.distributed import resume_rules
+from indictune.data import labels
+from indictune.data.batching import TrainingBatches
+from indictune.distributed import deepspeed_config, strategy_limits
 from indictune.distributed.axes import shown_axes
-from indictune.errors import UserError, problem
-from indictune.files import RECIPE
+from indictune.errors import Problem, UserError, problem
+from indictune.files import RECIPE, write_json
+from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
 from indictune.versions import versions_of_steps
+
+NAME = "flag_files.json"
+
+Content = dict[str, Any]  # by flag, without dashes, and by name in its file
+
+
+def read(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
+    """The values in the files of a run that change its steps.
+
+    Args:
+        configuration: of the run, as for `recipe.yaml`.
+        deepspeed: content of its DeepSpeed file, empty if it has none; None without DeepSpeed.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    found: Content = {}
+    weights = configuration.get("class_weights")
+    if weights not in (None, labels.BALANCED):
+        found["class_weights"] = labels.read_file(weights)
+    if deepspeed is not None:
+        found["deepspeed"] = deepspeed_config.settings_of_steps(deepspeed)
+    return found
+
+
+def write_flag_contents(output_dir: Path, content: Content) -> None:
+    """Write the values next to `recipe.yaml`, for the checkpoints to come.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if content:
+        write_json(output_dir / NAME, content)
+    else:
+        (output_dir / NAME).unlink(missing_ok=True)
+
+
+def recorded(folder: Path) -> Content:
+    """The values when a checkpoint was written; empty if it has none, or they cannot be read."""
+    try:
+        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+# Of a model's configuration. Not the vocabulary: a tokenizer may have added to it.
+_SHAPE = (
+    *("model_type", "hidden_size", "embedding_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+
+
+def other_model(checkpoint: Path, name_or_path: Any, model: Mapping[str, Any]) -> list[Problem]:
+    """Why the weights of a checkpoint do not belong to the run's model, as far as both are known."""
+    try:
+        config = config_file(checkpoint)
+        before = dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
+        base = base_of(checkpoint) if (checkpoint / RECORD).is_file() else None
+    except (OSError, ValueError, TypeError, UserError):  # missing or damaged: digests show that
+        return []
+    pairs = {name: (before.get(name), model.get(name)) for name in _SHAPE}
+    others = [f"{name} {was}, here {is_now}" for name, (was, is_now) in pairs.items() if _differ(was, is_now)]
+    flag, details = "--model_name_or_path", {"checkpoint": checkpoint.name}
+    if others:
+        return [problem("resume-other-shape", flag, name_or_path, shape="; ".join(others), **details)]
+    if base is None or not model:
+        return []
+    if (found := other_fingerprint(base, name_or_path)) is not None:
+        was, is_now = f"fingerprint {str(base.fingerprint)[:16]}", found[:16]
+    elif _differ(base.commit_hash, model.get("_commit_hash")):
+        was, is_now = f"commit {base.commit_hash}", model["_commit_hash"]
+    else:
+        return []
+    return [problem("resume-other-base", flag, name_or_path, base=base.name, before=was, now=is_now, **details)]
+
+
+def _differ(was: Any, is_now: Any) -> bool:
+    """Whether two values differ, if both are known."""
+    return None not in (was, is_now) and was != is_now
+
+
+def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
+    """Of the rows, as tokens and labels, and of the order in which they are dealt."""
+    return _rows_digest([batches.global_batch_size, batches.seed], dataset)
+
+
+def validation_digest(dataset: Dataset) -> str:
+    """Of the rows, as tokens, labels and languages, that a run compares its checkpoints on."""
+    return _rows_digest(dataset["language"][:], dataset)
+
+
+def _rows_digest(beginning: Sequence[object], dataset: Dataset) -> str:
+    digest = hashlib.sha256(json.dumps(beginning).encode())
+    for name in ("length", "input_ids", "labels"):
+        for chunk in dataset.data[name].chunks:
+            values = chunk.flatten() if pa.types.is_nested(chunk.type) else chunk
+            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()
+
 
 # Checkpoints are compared by these.
 COMPARES = ("metric_for_best_model", "greater_is_better")
@@ -40,7 +144,7 @@ _HOUSEKEEPING = re.compile(
     "profile_steps|snapshot_steps|divergence_check_steps|run_name|project|verbose|ignore_data_skip|prediction_loss_only|per_device_eval_batch_size|batch_eval_metrics|"
     "(activation|gradient)_(checkpointing|accumulation).*|on_nonfinite|max_nonfinite_steps|skip_memory_metrics|"
     "include_.*|num_sample_generations|report|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"
-    f"{resume_rules.FLAGS_OF_STRATEGIES})"
+    f"{strategy_limits.FLAGS_OF_STRATEGIES})"
 )
 
 # Values of --optim with the same state.
@@ -100,8 +204,8 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
         if _fits_no_other(name, was, is_now, before)
     ]
     optim = None if "optim" in [each.flag[2:] for each in found] else before.get("optim")
-    parts = resume_rules.parts_of_matrices(manifest.files)
-    lost = resume_rules.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
+    parts = strategy_limits.parts_of_matrices(manifest.files)
+    lost = strategy_limits.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
     if lost is not None:
         now_parts = 1 if launch.deepspeed is None else launch.axes.tensor
         names = {"before": _launch_name(manifest, parts), "now": _launch_name(launch, now_parts)}
@@ -126,7 +230,7 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     """What has changed since a checkpoint, in a sentence each; arguments as for `check_fits`."""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
-    before = settings_of(checkpoint) | flag_files.recorded(checkpoint)
+    before = settings_of(checkpoint) | recorded(checkpoint)
     name, differing, found = checkpoint.name, changes(before, now), []
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):

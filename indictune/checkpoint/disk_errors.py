@@ -67,7 +67,7 @@ def _reason(error: BaseException) -> str:
 
 def _way_out(output_dir: Path, unwritten: str = "") -> str:
     """How to continue. `unwritten` may be there, whole, and gone after the next power cut."""
-    others = [path for path in store.listed(output_dir) if path.name != unwritten]
+    others = [path for path in store.checkpoints_in(output_dir) if path.name != unwritten]
     whole = [path.name for path in others if not store.damage(path, thorough=False)]
     last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
     return f"{last}. When it can be written, --resume_from_checkpoint auto continues the run."

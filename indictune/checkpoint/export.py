@@ -15,16 +15,22 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from indictune.checkpoint import store, trust
+from indictune.checkpoint import resume, store
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import CheckpointArguments
-from indictune.config.trained_recipe import configuration_of
-from indictune.distributed import merge_shards
+from indictune.config.recipe import configuration_of
+from indictune.distributed import convert_state
 from indictune.errors import UserError
 from indictune.files import RECIPE
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
-from indictune.models.adapter_base import CONFIG, RECORD, config_file
-from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
+from indictune.models.adapters import CONFIG, RECORD, config_file
+from indictune.models.atomic_folder import (
+    TOKENIZER_FILES,
+    check_output_folder,
+    copy_model_files,
+    match_config_mode,
+    whole_folder,
+)
 from indictune.models.load import read_tokenizer, read_weights
 from indictune.models.load_errors import explained
 from indictune.models.serving_tokenizer import serve_as_trained
@@ -54,7 +60,7 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
     folder = Path(str(args.convert_to))
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]  # a head that the base lacks is the checkpoint's
-    check_free(folder, FLAG)
+    check_output_folder(folder, FLAG)
     if store.step_of(folder) >= 0 and (folder.parent / RECIPE).is_file():
         raise UserError("model-named-like-checkpoint", FLAG, folder)
     if damage:
@@ -63,18 +69,18 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
         raise UserError("no-model", COMMAND, checkpoint)
     is_adapter = (checkpoint / ADAPTER_CONFIG).is_file()
     names, weights, model = [], {}, None
-    if not merge_shards.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
+    if not convert_state.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
         names = [ADAPTER] if is_adapter else _weights_names(checkpoint)
     else:
-        check_trusted(checkpoint, args.trust_checkpoint)
-        weights = merge_shards.whole_weights(checkpoint)
+        check_run_folder(checkpoint, args.trust_checkpoint)
+        weights = convert_state.whole_weights(checkpoint)
         model = None if is_adapter else _model(args, checkpoint, weights)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
     with whole_folder(folder, FLAG, size_bytes) as written:
         written.mkdir()
         _describe(checkpoint, written)
-        copy_files(checkpoint, names, written)
+        copy_model_files(checkpoint, names, written)
         if model is not None:
             model.save_pretrained(written)
         elif weights:
@@ -94,7 +100,7 @@ def _finish_tokenizer(checkpoint: Path, folder: Path) -> None:
         serve_as_trained(folder, tokenizer, trained_config(about), max_length)
 
 
-def check_trusted(checkpoint: Path, trust_checkpoint: bool) -> None:
+def check_run_folder(checkpoint: Path, trust_checkpoint: bool) -> None:
     """Refuse a checkpoint that is in no run's folder, or that others could have written.
 
     Nothing in the folder can prove whose run it was: an unpacked download passes (SECURITY.md).
@@ -106,7 +112,7 @@ def check_trusted(checkpoint: Path, trust_checkpoint: bool) -> None:
     if not trust_checkpoint and not (run / RECIPE).is_file():
         reason = f"it is not in a run's --output_dir ({run} has no {RECIPE})"
         raise UserError("checkpoint-not-trusted", COMMAND, checkpoint, reason=reason)
-    trust.check_trusted(checkpoint, run, trust_checkpoint, COMMAND)
+    resume.check_trusted(checkpoint, run, trust_checkpoint, COMMAND)
 
 
 def _weights_names(checkpoint: Path) -> list[str]:
@@ -115,9 +121,9 @@ def _weights_names(checkpoint: Path) -> list[str]:
 
 
 def _describe(checkpoint: Path, folder: Path) -> None:
-    copy_files(checkpoint, DESCRIPTION, folder)
+    copy_model_files(checkpoint, DESCRIPTION, folder)
     if "auto_map" in json.loads(config_file(checkpoint).read_text(encoding="utf-8")):
-        copy_files(checkpoint, ["*.py"], folder)
+        copy_model_files(checkpoint, ["*.py"], folder)
         for script in folder.glob("zero_to_*.py"):  # DeepSpeed's, not the model's
             script.unlink()
 

@@ -1,9 +1,10 @@
-"""Choose the checkpoint that a run resumes from."""
+"""Choose the checkpoint that a run resumes from, and refuse one that somebody else may have written."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,53 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune.checkpoint import store, trust
-from indictune.distributed import collectives, merge_shards, node_disks
+from indictune.checkpoint import store
+from indictune.distributed import collectives, convert_state, node_disks
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
+
+
+def check_trusted(
+    checkpoint: Path, output_dir: Path, trust_checkpoint: bool, flag: str = "--resume_from_checkpoint"
+) -> None:
+    """Refuse a checkpoint that is not this run's own, or that others can write to.
+
+    Args:
+        checkpoint: the folder to read.
+        output_dir: of the run, whose checkpoints are its own.
+        trust_checkpoint: whether the user trusts it.
+        flag: by which the user named it.
+
+    Raises:
+        UserError: `checkpoint-not-trusted`.
+    """
+    if trust_checkpoint:
+        return
+    why = why_not_own(checkpoint, output_dir)
+    if why is not None:
+        raise UserError("checkpoint-not-trusted", flag, checkpoint, reason=why)
+
+
+def why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
+    """Why others may have written a checkpoint; None if only this user's run can."""
+    run = output_dir.resolve()
+    if checkpoint.resolve().parent != run or checkpoint.is_symlink():
+        return f"it is not in this run's --output_dir {output_dir}"
+    found = map(_open_to_others, (run, checkpoint, *sorted(checkpoint.rglob("*"))))
+    return next(filter(None, found), None)
+
+
+def _open_to_others(path: Path) -> str | None:
+    """How others may write to a file or folder; None if they cannot."""
+    found = path.lstat()
+    if found.st_uid != os.getuid():
+        return f"{path} belongs to another user"
+    if path.is_symlink():
+        return f"{path} is a link"
+    if found.st_mode & 0o022:
+        return f"{path} can be written by other users (`chmod go-w {path}` ends that)"
+    return None
+
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +156,7 @@ class AllRanksReader(Reader):
         """Give the files to disks that lack them, from one that has them all and that nobody else can write to."""
         output_dir = Path(str(self.args.output_dir))
         is_whole = not store.damage(checkpoint, thorough=False)
-        gives = is_whole and (self.trust_checkpoint or trust.why_not_own(checkpoint, output_dir) is None)
+        gives = is_whole and (self.trust_checkpoint or why_not_own(checkpoint, output_dir) is None)
         node_disks.give_files(checkpoint, gives, self.args, self.disks_group)
         collectives.barrier()
 
@@ -134,7 +178,7 @@ def choose_resume_point(output_dir: Path, asked: str | None, reader: Reader) -> 
     if asked is None:
         return ResumePoint()
     flag = "--resume_from_checkpoint"
-    candidates = reader.listed(store.listed(output_dir))
+    candidates = reader.listed(store.checkpoints_in(output_dir))
     named = None if asked == AUTO else Path(asked)
     if named is not None and named.parent.resolve() == output_dir.resolve():
         named = output_dir / named.name
@@ -220,7 +264,7 @@ def can_load_best(best: Path, reader: AllRanksReader) -> bool:
     problems = reader.damage(best)
     if problems:
         logger.warning("%s, the best, cannot be loaded: %s", best.name, "; ".join(problems[:3]))
-    elif merge_shards.is_in_parts(best) or not any(best.glob("*.safetensors")):
+    elif convert_state.is_in_parts(best) or not any(best.glob("*.safetensors")):
         output_dir = Path(str(reader.args.output_dir))
-        trust.check_trusted(best, output_dir, reader.trust_checkpoint, "--load_best_model_at_end from")
+        check_trusted(best, output_dir, reader.trust_checkpoint, "--load_best_model_at_end from")
     return not problems

@@ -16,13 +16,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from indictune.checkpoint import commit, disk_errors, flag_files, store
-from indictune.checkpoint.commit import Unfinished
-from indictune.checkpoint.snapshots import Snapshots, copy_files
-from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
+from indictune.checkpoint import compatibility, disk_errors, store
+from indictune.checkpoint.snapshots import Snapshots, copy_snapshot
+from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest, Unfinished
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import async_shards, collectives, sharding
+from indictune.distributed import collectives, model_state, sharding
 from indictune.files import RECIPE
 from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import StopRequest
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class RunFacts:
+class ManifestFacts:
     """What every manifest of a run records; see `Manifest`.
 
     Attributes:
@@ -69,7 +68,7 @@ class Checkpoints:
         self,
         args: IndicTrainingArguments,
         state: TrainState,
-        facts: RunFacts,
+        facts: ManifestFacts,
         request: StopRequest,
         disks_group: ProcessGroup | None,
         snapshots: Snapshots | None,
@@ -87,7 +86,7 @@ class Checkpoints:
     @cached_property
     def writers(self) -> ProcessGroup | None:
         """A group of all ranks for writing in the background."""
-        return async_shards.group_of_writers(self.args)
+        return model_state.group_of_writers(self.args)
 
     @property
     def step(self) -> int:
@@ -125,8 +124,8 @@ class Checkpoints:
         with self._reporting_disk_errors(self.step):
             self._write(folder, counters, with_shards=not self.args.async_save)
             if self.args.async_save:
-                copies = async_shards.copied(self.state.model.model, self.state.model.optimizer)
-                write = partial(async_shards.write, copies, folder, self.writers, FileSystemWriter)
+                copies = model_state.copied(self.state.model.model, self.state.model.optimizer)
+                write = partial(model_state.write_shards, copies, folder, self.writers, FileSystemWriter)
                 settled = self._in_background(write, folder)
             else:
                 settled = Future()
@@ -145,7 +144,7 @@ class Checkpoints:
         self.snapshot_seconds.append(time.perf_counter() - began)
         if copied is None:
             folder = store.path_of(self.output_dir / UNFINISHED, self.step)
-            copy = partial(copy_files, mine, store.path_of(snapshots.folder, self.step), folder)
+            copy = partial(copy_snapshot, mine, store.path_of(snapshots.folder, self.step), folder)
             self.unfinished = Unfinished(folder, manifest, self._in_background(copy, folder))
 
     def _write(self, folder: Path, counters: Counters, with_shards: bool) -> None:
@@ -168,7 +167,7 @@ class Checkpoints:
         if unfinished is None:
             return
         with self._reporting_disk_errors(unfinished.manifest.step):
-            last = commit.commit(unfinished, self.args)
+            last = store.commit(unfinished, self.args)
         collectives.barrier()
         if self.args.should_save:
             self._rotate(last, unfinished.manifest.planned)
@@ -216,10 +215,10 @@ class Checkpoints:
         if self.state.best is not None:
             kept.append(self.output_dir / self.state.best.name)
         if self.args.on_nonfinite == "rollback":
-            kept += planned(self.output_dir)[:1]
+            kept += planned_checkpoints(self.output_dir)[:1]
         try:
             if self.snapshots is not None:
-                for each in set(store.listed(self.output_dir)) - {*kept, *planned(self.output_dir)}:
+                for each in set(store.checkpoints_in(self.output_dir)) - {*kept, *planned_checkpoints(self.output_dir)}:
                     store.remove(each)
             if self.snapshots is None or is_planned:
                 store.rotate(self.output_dir, self.args.save_total_limit, kept)
@@ -240,7 +239,7 @@ class Checkpoints:
         return settled
 
     def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
-        return commit.settle(folder, self.args, self.disks_group, group)
+        return store.sync_share(folder, self.args, self.disks_group, group)
 
     def _manifest(self) -> Manifest:
         """Of this step, without files."""
@@ -255,7 +254,7 @@ class Checkpoints:
             global_batch_size=self.args.global_batch_size,
             save="",
             data=self.facts.data,
-            recipe=store.digest(recipe).sha256 if recipe.exists() else "",
+            recipe=store.file_digest(recipe).sha256 if recipe.exists() else "",
             versions=versions_of_steps(),
             evaluation_due=self.request.evaluation_due or self._epoch_is_evaluated_next(),
             files={},
@@ -275,19 +274,19 @@ class Checkpoints:
 
     def _needed_bytes(self) -> int:
         """Size of the last checkpoint; of a first one an estimate, because most optimizers keep two moments."""
-        manifests = map(store.read_manifest, store.listed(self.output_dir))
+        manifests = map(store.read_manifest, store.checkpoints_in(self.output_dir))
         of_last = next((manifest.bytes for manifest in manifests if manifest is not None), None)
         return 3 * sharding.whole_bytes(self.state.model.model) if of_last is None else of_last
 
 
-def planned(output_dir: Path) -> list[Path]:
+def planned_checkpoints(output_dir: Path) -> list[Path]:
     """The checkpoints of a run that it saved by its own flags, or whose manifest is damaged; newest first."""
-    manifests = {path: store.read_manifest(path) for path in store.listed(output_dir)}
+    manifests = {path: store.read_manifest(path) for path in store.checkpoints_in(output_dir)}
     return [path for path, manifest in manifests.items() if manifest is None or manifest.planned]
 
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Copy the settings of a run into a checkpoint: those of the run may change later."""
-    for name in (RECIPE, flag_files.NAME):
+    for name in (RECIPE, compatibility.NAME):
         if (output_dir / name).exists():
             shutil.copyfile(output_dir / name, folder / name)

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
-from indictune.checkpoint import commit, store
-from indictune.checkpoint.commit import Unfinished
-from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
+from indictune.checkpoint import store
+from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest, Unfinished
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import collectives, neighbours, node_disks
+from indictune.distributed import collectives, node_disks
 from indictune.errors import UserError
 from indictune.files import write_whole
 
@@ -82,7 +81,7 @@ class Snapshots:
         self.first = 0 if is_shared else args.process_index - args.local_process_index
         self._firsts_of_ranks = collectives.gather_from_all(self.first)
         self.firsts = sorted(set(self._firsts_of_ranks))
-        self._group = neighbours.group_of(self.firsts, args)
+        self._group = node_disks.group_of(self.firsts, args)
 
     def _agreed_name(self) -> str:
         """A name that no other run has. It stays when the run resumes, on other nodes too."""
@@ -104,7 +103,7 @@ class Snapshots:
 
     def make_room(self, copied: int | None) -> None:
         """Delete all snapshots but one: that which is being copied to the disk, or else the newest."""
-        newest = [store.step_of(each) for each in store.listed(self.folder)[:1]]
+        newest = [store.step_of(each) for each in store.checkpoints_in(self.folder)[:1]]
         self._keep(newest if copied is None else [copied])
 
     def complete(self, manifest: Manifest) -> list[str]:
@@ -122,7 +121,7 @@ class Snapshots:
         listed = collectives.gather_from_all((own, uuid.uuid4().hex))
         if self._is_first:
             if self._group is not None:
-                neighbours.give_to_next(written, own, self._group)
+                node_disks.give_to_next(written, own, self._group)
             files = {name: FileDigest(0, "") for names, _ in listed for name in names}
             store.seal(written, replace(manifest, files=files, save=listed[0][1]))
         collectives.barrier()
@@ -133,14 +132,14 @@ class Snapshots:
 
     def drop_until(self, step: int) -> None:
         """Delete the snapshots up to a step that is on the disk. Without any, nothing stays in memory."""
-        newer = [each for each in map(store.step_of, store.listed(self.folder)) if each > step]
+        newer = [each for each in map(store.step_of, store.checkpoints_in(self.folder)) if each > step]
         self._keep(newer)
         if self._is_first and not newer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _keep(self, steps: Collection[int]) -> None:
         if self._is_first:
-            for each in store.listed(self.folder):
+            for each in store.checkpoints_in(self.folder):
                 if store.step_of(each) not in steps:
                     store.remove(each)
 
@@ -158,7 +157,7 @@ class Snapshots:
     def newest_whole(self) -> Held | None:
         """The newest snapshot that all memories together have whole; None if there is none."""
         mine: dict[int, tuple[Manifest, list[str]]] = {}
-        for each in store.listed(self.folder):
+        for each in store.checkpoints_in(self.folder):
             manifest = store.read_manifest(each)
             if manifest is not None:
                 mine[manifest.step] = manifest, store.files_in(each)
@@ -178,10 +177,10 @@ class Snapshots:
             mine -= {name for first, names in held.files.items() if first < self.first for name in names}
         step = held.manifest.step
         target = store.path_of(self.output_dir / UNFINISHED, step)
-        copy_files(self._share(sorted(mine)), store.path_of(self.folder, step), target)
+        copy_snapshot(self._share(sorted(mine)), store.path_of(self.folder, step), target)
         settled: Future[dict[str, FileDigest]] = Future()
-        settled.set_result(commit.settle(target, self.args, disks_group))
-        commit.commit(Unfinished(target, held.manifest, settled), self.args)
+        settled.set_result(store.sync_share(target, self.args, disks_group))
+        store.commit(Unfinished(target, held.manifest, settled), self.args)
 
 
 def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: ProcessGroup | None) -> None:
@@ -199,7 +198,7 @@ def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: Proc
     """
     snapshots = Snapshots(args)
     held = snapshots.newest_whole() if may_use else None
-    whole = [each for each in store.listed(snapshots.output_dir) if store.read_manifest(each)]
+    whole = [each for each in store.checkpoints_in(snapshots.output_dir) if store.read_manifest(each)]
     on_disk = collectives.gather_from_all(max(map(store.step_of, whole), default=-1))
     if held is not None and held.manifest.step > max(on_disk):
         snapshots.copy_to_disk(held, disks_group)
@@ -209,7 +208,7 @@ def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: Proc
         logger.info("%s %d: there is no other node to hold a copy", FLAG, args.snapshot_steps)
 
 
-def copy_files(names: Sequence[str], source: Path, target: Path) -> None:
+def copy_snapshot(names: Sequence[str], source: Path, target: Path) -> None:
     """Copy files, by their paths in a folder, into another folder."""
     target.mkdir(parents=True, exist_ok=True)
     for name in names:

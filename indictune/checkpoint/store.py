@@ -1,8 +1,4 @@
-"""Store checkpoints that are whole or absent, find damage in them, and delete old ones.
-
-A checkpoint is the folder `checkpoint-<step>`. It is written under a hidden name. It gets its own name by one rename,
-after all of its files and `manifest.json` have reached the disk. A folder without a manifest is no checkpoint.
-"""
+"""Store checkpoints that are whole or absent, find damage in them, and delete old ones."""
 
 from __future__ import annotations
 
@@ -10,15 +6,20 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import ProcessGroup
+from transformers import TrainingArguments
+
 from indictune import cache_folders
 from indictune.data.cache import write_through
+from indictune.distributed import collectives, node_disks
 
 MANIFEST = cache_folders.MANIFEST
 PREFIX = "checkpoint-"
@@ -121,7 +122,7 @@ def step_of(checkpoint: Path) -> int:
     return int(step) if checkpoint.name.startswith(PREFIX) and step.isascii() and step.isdigit() else -1
 
 
-def listed(output_dir: Path) -> list[Path]:
+def checkpoints_in(output_dir: Path) -> list[Path]:
     """The folders named like a checkpoint, whole or damaged, newest first."""
     found = [path for path in output_dir.glob(f"{PREFIX}*") if step_of(path) >= 0 and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)
@@ -143,7 +144,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def digest(path: Path) -> FileDigest:
+def file_digest(path: Path) -> FileDigest:
     """Size and hash of a file, read in pieces.
 
     Raises:
@@ -154,11 +155,11 @@ def digest(path: Path) -> FileDigest:
         return FileDigest(file.tell(), sha256)
 
 
-def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
+def sync_files(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
     """Write files through to the disk and let no other user write to them; returns their digests."""
     paths = {name: folder / name for name in names}
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-        digests = pool.map(digest, paths.values())  # computed from memory while the disk writes
+        digests = pool.map(file_digest, paths.values())  # computed from memory while the disk writes
         for path in paths.values():
             _make_private(path)
             write_through(path)
@@ -180,7 +181,7 @@ def seal(unfinished: Path, manifest: Manifest) -> None:
         OSError: it cannot be written.
     """
     (unfinished / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    settle(unfinished, [MANIFEST])
+    sync_files(unfinished, [MANIFEST])
     for parent, _, _ in os.walk(unfinished, topdown=False):
         _make_private(Path(parent))
         write_through(Path(parent))
@@ -275,7 +276,7 @@ def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> 
         if size != expected.bytes:
             return f"has {size:,} bytes instead of {expected.bytes:,}"
         is_read = thorough or size <= _QUICKLY_READ_BYTES
-        return "is not as it was written" if is_read and digest(path) != expected else None
+        return "is not as it was written" if is_read and file_digest(path) != expected else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
@@ -284,7 +285,7 @@ def rotate(output_dir: Path, limit: int | None, kept: Collection[Path]) -> None:
     """Delete the oldest checkpoints beyond `limit`, except those in `kept`."""
     if limit is None:
         return
-    found = listed(output_dir)
+    found = checkpoints_in(output_dir)
     free = [path for path in found if path not in kept]  # the newest first
     for path in free[max(limit - len(set(kept) & set(found)), 0) :]:
         remove(path)
@@ -295,3 +296,64 @@ def remove(checkpoint: Path) -> None:
     gone = checkpoint.with_name(f"{UNFINISHED}-{checkpoint.name}")
     checkpoint.rename(gone)
     _delete(gone)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A checkpoint that is being written.
+
+    Attributes:
+        folder: gets its files.
+        manifest: of its step, without files.
+        settled: digests of this rank's share of the files, once they are on the disk.
+    """
+
+    folder: Path
+    manifest: Manifest
+    settled: Future[dict[str, FileDigest]]
+
+
+def sync_share(
+    folder: Path, args: TrainingArguments, disks_group: ProcessGroup | None, group: ProcessGroup | None = None
+) -> dict[str, FileDigest]:
+    """Sync this rank's share of the files when all ranks have written; returns their digests.
+
+    Args:
+        folder: of the unfinished checkpoint, on every disk.
+        args: of the run.
+        disks_group: the first rank of each disk, if there are several.
+        group: of all ranks, which must call it; None is the training's own.
+    """
+    collectives.barrier(group)
+    node_disks.give_files(folder, True, args, disks_group)
+    return sync_files(folder, share(folder, args, group))
+
+
+def share(folder: Path, args: TrainingArguments, group: ProcessGroup | None) -> list[str]:
+    """The files that this rank hashes; one rank lists them for all that share its disk."""
+    mine = (node_disks.disk_of(args), files_in(folder) if args.should_save else None)
+    listed = collectives.gather_from_all(mine, group)
+    names = next(names for disk, names in listed if disk == mine[0] and names is not None)
+    return names[node_disks.share_of_files(args)]
+
+
+def commit(unfinished: Unfinished, args: TrainingArguments) -> Path:
+    """Give a checkpoint its name in `--output_dir`, on every disk, once it is settled.
+
+    All ranks must call it, and wait for each other afterwards: a rank that is lost then is no error of the disk.
+
+    Returns:
+        Its folder. The one around the unfinished folder is removed.
+    """
+    manifest = unfinished.manifest
+    last = path_of(Path(str(args.output_dir)), manifest.step)
+    disk = node_disks.disk_of(args)
+    parts = collectives.gather_from_all((disk, unfinished.settled.result(), uuid.uuid4().hex))
+    if args.should_save:
+        files = {name: found for where, part, _ in parts if where == disk for name, found in part.items()}
+        seal(unfinished.folder, replace(manifest, files=files, save=parts[0][-1]))
+    collectives.barrier()  # no disk renames its folder before all disks have sealed theirs
+    if args.should_save:
+        give_name(unfinished.folder, last)
+        shutil.rmtree(unfinished.folder.parent, ignore_errors=True)
+    return last

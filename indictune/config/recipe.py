@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
+import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
 from indictune.config.flag_table import scripts_with
 from indictune.config.read_words import DECIDED, read_flags, to_words, unknown_name, with_flag
 from indictune.config.strict_yaml import load_recipe
-from indictune.credentials import FIELD, holds_token
+from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
@@ -227,3 +228,20 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError("not-finite", f"{prefix}{name}", given)
     return value
+
+
+def configuration_of(model: Path) -> dict[str, Any]:
+    """The complete configuration in a model folder's `recipe.yaml`, without empty values; empty if it has none.
+
+    Raises:
+        UserError: `unreadable`.
+    """
+    trained = model / "recipe.yaml"
+    try:
+        if not trained.exists():
+            return {}
+        configuration = recorded_values(yaml.safe_load(trained.read_text(encoding="utf-8")))
+    except (OSError, *NOT_YAML) as error:
+        reason = error if isinstance(error, OSError) else without_its_text(error)
+        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None
+    return {name: value for name, value in configuration.items() if value is not None}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.config.row_arguments import BadRowArguments
-from indictune.data.packed_files import kind_of_file
+from indictune.data.read.open_files import kind_of_file
 from indictune.errors import Problem, Problems, problem
 
 REJECTED = "rejected.jsonl"

@@ -12,9 +12,11 @@ import shutil
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import pyarrow as pa
 
 from indictune.cache_folders import cache_folder, kept_in
 from indictune.cache_lock import locked
@@ -141,3 +143,18 @@ def _remove_stale(parent: Path) -> None:
         with suppress(OSError):  # another process removed it, or it is another user's
             if time.time() - unfinished.stat().st_mtime > _STALE_S and unfinished.is_dir():
                 shutil.rmtree(unfinished, ignore_errors=True)
+
+
+_EVERY_S = 5.0
+
+
+def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Pass record batches on, and log every five seconds how many rows went by, of `total` if known."""
+    logged, rows, of_total = time.monotonic(), 0, f" of {total:,}" if total else ""
+    for batch in batches:
+        yield batch
+        OWN_PROGRESS.moved()
+        rows += batch.num_rows
+        if time.monotonic() - logged > _EVERY_S:
+            logger.info("%s: %s%s rows", what, f"{rows:,}", of_total)
+            logged = time.monotonic()

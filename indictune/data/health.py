@@ -30,9 +30,9 @@ from indictune.data.columns import shortened
 from indictune.data.findings import MAX_EXAMPLES, Finding
 from indictune.data.label_balance import label_balance, labels_of_no_class
 from indictune.data.label_sources import label_sources
+from indictune.data.labels import REGRESSION, names
 from indictune.data.near_duplicates import near_duplicates
 from indictune.data.rows import StoredRows
-from indictune.data.targets import REGRESSION, names
 from indictune.data.tokenizer_health import MEASURED_ROWS, LanguageHealth, language_health, language_table
 from indictune.errors import Problems, problem
 from indictune.files import HEALTH

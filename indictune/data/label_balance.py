@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from indictune.data.columns import shortened
 from indictune.data.findings import Finding
-from indictune.data.targets import names
+from indictune.data.labels import names
 
 _NO_CLASS = re.compile(
     "(unknown|unk|unsure|unlabell?ed|undefined|undetermined|none|null|nan|n/?a)(?![^\\W_])|not[-_ ]", re.IGNORECASE

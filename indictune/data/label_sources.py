@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from indictune.data.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER
 from indictune.data.columns import shortened
 from indictune.data.findings import Finding
+from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER
 
 # Of the rows. Rarer ones, such as "happy" as the first word, may be what the label means.
 _MIN_SHARE, _MIN_ROWS = 0.02, 50

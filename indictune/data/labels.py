@@ -1,4 +1,4 @@
-"""Check that the labels of a run are classes, and order them."""
+"""Labels of a run: the classes and their order, what a model learns of each, and its weight in the loss."""
 
 from __future__ import annotations
 
@@ -6,19 +6,193 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
+import yaml
 
+from indictune.config.strict_yaml import TextLoader
+from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.columns import shortened
-from indictune.data.label_lists import look_like_lists
-from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
-from indictune.data.targets import MULTI_LABEL, REGRESSION, names
-from indictune.errors import Problem, Problems, problem
+from indictune.data.columns import SEPARATOR, normalise_label, shortened
+from indictune.data.rows import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, write_table
+from indictune.errors import Problem, Problems, UserError, problem
+
+REGRESSION = "regression"
+MULTI_LABEL: Final = "multi_label_classification"
+SCORE = "score"  # the only "label" of a regression
+
+
+def parts(label: str) -> list[str]:
+    """The labels of a row, written `a|b`; `|` alone is none."""
+    return [part for each in label.split(SEPARATOR) if (part := normalise_label(each)) is not None]
+
+
+def names(labels: Collection[str], problem_type: str | None) -> list[str]:
+    """The distinct names among the labels of rows, unordered."""
+    if problem_type == REGRESSION:
+        return [SCORE]
+    return list({part for label in labels for part in parts(label)}) if problem_type == MULTI_LABEL else list(labels)
+
+
+def target_type(labels: Sequence[str], problem_type: str | None) -> pa.DataType:
+    """Of the targets, with the names of the labels in the order of their ids."""
+    if problem_type == REGRESSION:
+        return pa.float32()
+    return pa.list_(pa.int8(), len(labels)) if problem_type == MULTI_LABEL else pa.int64()
+
+
+def targets(rows: Sequence[str], labels: Sequence[str], problem_type: str | None) -> pa.Array:
+    """The targets of rows, of which `rows` has the labels as written; `labels` has all names in order of their ids."""
+    kind = target_type(labels, problem_type)
+    if problem_type == REGRESSION:
+        return pa.array(np.array(rows, np.float32), kind)
+    class_id = {label: index for index, label in enumerate(labels)}
+    if problem_type != MULTI_LABEL:
+        return pa.array([class_id[label] for label in rows], kind)
+    given = np.zeros((len(rows), len(labels)), np.int8)
+    for row, label in zip(given, rows, strict=True):
+        row[[class_id[part] for part in parts(label)]] = 1
+    return pa.FixedSizeListArray.from_arrays(given.reshape(-1), len(labels))
+
+
+BALANCED = "balanced"
+_FLAG = "--class_weights"
+
+
+def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequence[str]) -> dict[str, float] | None:
+    """The weight of each label by `--class_weights`, for its number of training rows; None where all count alike.
+
+    Raises:
+        UserError: as of `read_file`, or the file misses a label, or names one that no row has.
+    """
+    if choice is None:
+        return None
+    if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
+        total = sum(counts.values())
+        return {label: total / (len(labels) * counts[label]) for label in labels}
+    weights = read_file(choice)
+    problems = Problems()
+    for label in sorted(weights.keys() ^ set(labels)):
+        code = "class-weight-unknown" if label in weights else "class-weight-missing"
+        problems.append(problem(code, _FLAG, choice, label=label, labels=", ".join(labels)))
+    problems.raise_any()
+    return weights
+
+
+def check_file(choice: str | None) -> None:
+    """Check what is known of `--class_weights` before any row is read; raises as `read_file`."""
+    if choice is not None and choice != BALANCED:
+        read_file(choice)
+
+
+def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> torch.Tensor | None:
+    """The weights in the order of the class ids, float32 [labels]."""
+    return None if weights is None else torch.tensor([weights[label] for label in labels])
+
+
+def read_file(path: str) -> dict[str, float]:
+    """The weights in a JSON or YAML file, by label.
+
+    Raises:
+        UserError: it cannot be read, or holds something else than a positive number for each label.
+    """
+    try:
+        # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=error) from error
+    except NOT_YAML as error:
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=without_its_text(error)) from None
+    if not isinstance(content, Mapping):
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=f"it holds a {type(content).__name__}")
+    weights: dict[str, float] = {}
+    problems = Problems()
+    for written, weight in content.items():
+        label = normalise_label(written) or ""
+        if label in weights:
+            problems.append(problem("class-weight-twice", _FLAG, path, label=label))
+        weights[label] = _number(weight)
+        if not 0 < weights[label] < float("inf"):
+            problems.append(problem("class-weight-not-positive", _FLAG, path, label=label, weight=weight))
+    problems.raise_any()
+    return weights
+
+
+def _number(weight: object) -> float:
+    """NaN where it is none."""
+    try:
+        return float(str(weight))
+    except ValueError:
+        return float("nan")
+
+
+AnyRows = TypeVar("AnyRows", bound=StoredRows)
+
+_NUMBERS = re.compile(r"[\d\s]+")  # as numpy prints a list of them
+
+
+def look_like_lists(labels: Collection[str]) -> bool:
+    """Whether labels of one class a row look like lists: all in brackets, or `a|b` and `a` or `a|c`."""
+    if labels and all(map(_is_bracketed, labels)):
+        return True
+    labels_of = Counter(part for label in labels for part in {*parts(label)})
+    return any(SEPARATOR in label and any(labels_of[part] > 1 for part in parts(label)) for label in labels)
+
+
+def spell_out(rows: Mapping[str, AnyRows], folder: Path) -> dict[str, AnyRows]:
+    """Rows by split with their labels as `a|b`; their tables are in `folder`."""
+    written = {label for each in rows.values() for label in each.table["label"].unique().to_pylist()}
+    spelled = _spelled(written)
+    if all(label == new for label, new in spelled.items()):
+        return dict(rows)
+    return {split: _spelled_rows(each, folder / f"{split}.arrow", spelled) for split, each in rows.items()}
+
+
+def _spelled(labels: Collection[str]) -> dict[str, str]:
+    """Label as written -> as `a|b`.
+
+    Lists of 0 and 1 that have one length, all of them, say of each label whether the row has it.
+    """
+    items = {label: _items(label) for label in labels}
+    if len({*map(len, items.values())}) == 1 and all(
+        of_row[1:] and {*of_row} <= {"0", "1"} for of_row in items.values()
+    ):
+        items = {label: [str(place) for place, each in enumerate(row) if each == "1"] for label, row in items.items()}
+    return {label: SEPARATOR.join(of_row) or SEPARATOR for label, of_row in items.items()}
+
+
+def _items(label: str) -> list[str]:
+    if not _is_bracketed(label):
+        return parts(label)
+    inside = label[1:-1]
+    between = r"\s+" if _NUMBERS.fullmatch(inside) else ","
+    return [item for each in re.split(between, inside) if (item := each.strip().strip("'\"").strip())]
+
+
+def _is_bracketed(label: str) -> bool:
+    return label.startswith("[") and label.endswith("]")
+
+
+def _spelled_rows(rows: AnyRows, path: Path, spelled: Mapping[str, str]) -> AnyRows:
+    unfinished = path.with_suffix(".unfinished")
+    index = rows.table.schema.get_field_index("label")
+    batches = (
+        batch.set_column(
+            index, "label", pa.array([spelled[label] for label in batch["label"].to_pylist()], pa.string())
+        )
+        for batch in stored_batches(path)
+    )
+    write_table(unfinished, rows.table.schema, batches)
+    unfinished.rename(path)
+    return replace(rows, table=map_table(path))
+
 
 _MAX_LABELS = 1000
 _MAX_SCORES = 10

@@ -14,23 +14,29 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.row_arguments import TextArguments
-from indictune.data.arrow_tables import map_table, move_rows, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import build_once
-from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.file_form import form_of
+from indictune.data.cache import build_once, with_progress
 from indictune.data.findings import Finding, Found, findings_in
-from indictune.data.label_lists import spell_out
-from indictune.data.labels import checked_labels, label_lists, unknown_labels
-from indictune.data.mixture import Mixture, announce
+from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
 from indictune.data.mojibake import Mojibake
-from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
-from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
-from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.data.read.file_form import form_of
+from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
+from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
+from indictune.data.rows import (
+    Column,
+    StoredRows,
+    leaked_rows,
+    listed_locations,
+    map_table,
+    move_rows,
+    read_facts,
+    stored_batches,
+    write_facts,
+    write_table,
+)
 from indictune.data.same_texts import same_texts
-from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.data.validation_split import ValidationSplit, used_split
+from indictune.data.text.cleaning import SCHEMA, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
 TextSource = Source[pa.RecordBatch]
@@ -81,7 +87,7 @@ def load_splits(
         UserError: all problems of all files and labels at once, and those of `found`.
     """
     problems = Problems(found or ())
-    given = sources_of(args, problems) if sources is None else sources
+    given = text_sources(args, problems) if sources is None else sources
     splits = _load(given, args, problems, args.problem_type, validation_split, mixture)
     problems.raise_any()  # those of rows from the cache
     return splits
@@ -177,7 +183,7 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)
     if len(lines):
-        locations = listed(lines, bad.location)
+        locations = listed_locations(lines, bad.location)
         found.notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
     if lacks_labels:
         found.notes.append(f"{source.origin}: its test rows have no labels and are left out.")

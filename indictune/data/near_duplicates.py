@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rensa import RMinHash, RMinHashLSH
 
-from indictune.data.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
+from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
 
 _SHINGLE = 5
 _MIN_LETTERS = 20  # shorter texts, such as "nice movie", are alike by chance

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.arrow_tables import map_table
 from indictune.data.collation import ListColumn
+from indictune.data.rows import map_table
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 
 from indictune.data.columns import shortened
-from indictune.data.labels import first_location, label_counts
+from indictune.data.labels import REGRESSION, first_location, label_counts
 from indictune.data.rows import StoredRows
-from indictune.data.targets import REGRESSION
 
 _FEW_ROWS = 20
 _FEW_SHARE = 0.005

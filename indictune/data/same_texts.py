@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from indictune.data.columns import shortened
 from indictune.data.findings import MAX_EXAMPLES, Finding
+from indictune.data.labels import MULTI_LABEL, REGRESSION, parts
 from indictune.data.rows import Column, StoredRows, text_keys
-from indictune.data.targets import MULTI_LABEL, REGRESSION, parts
 
 _MANY_SHARE, _MANY_ROWS = 0.01, 10
 

@@ -13,15 +13,13 @@ from indictune.config.plan import RunPlan
 from indictune.config.row_arguments import TextArguments
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.columns import existing_columns
-from indictune.data.file_form import STANDARD, form_of
-from indictune.data.file_names import files_named
 from indictune.data.languages import language_of
-from indictune.data.packed_files import kind_of_file
-from indictune.data.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
-from indictune.data.row_sources import SPLITS, builtin_files, columns_of
+from indictune.data.read.file_form import STANDARD, decoded_lines, form_of
+from indictune.data.read.open_files import files_named, kind_of_file
+from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
+from indictune.data.read.row_sources import SPLITS, builtin_files, columns_of
+from indictune.data.row_choice import split_of
 from indictune.data.rows import StoredRows
-from indictune.data.text_lines import decoded_lines
-from indictune.data.validation_split import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
 
 BUILTIN = "builtin:names"

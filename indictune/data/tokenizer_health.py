@@ -12,9 +12,9 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from indictune.console_text import table
-from indictune.data.cleaning import WORD
 from indictune.data.findings import MAX_EXAMPLES, Finding
 from indictune.data.rows import BETWEEN_MESSAGES
+from indictune.data.text.cleaning import WORD
 
 MEASURED_ROWS = 1_000  # of each language; enough for two digits
 _MANY_COLLISIONS = 0.005

@@ -9,7 +9,7 @@ from typing import Any
 from indictune.config.recipe import read_arguments
 from indictune.config.serving_arguments import DemoArguments
 from indictune.errors import Problems, problem
-from indictune.extras import check_extra
+from indictune.versions import check_extra
 
 
 def demo_command(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from indictune.hub.card import CARD
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.public_text import escaped
 from indictune.hub.push import model_files, published
-from indictune.models.atomic_folder import check_free, whole_folder
+from indictune.models.atomic_folder import check_output_folder, whole_folder
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_model import classifier_config
 from indictune.report.write import write_without_texts
@@ -61,7 +61,7 @@ def export(model: Path, target: Path) -> None:
     is_talker = talks(model)
     if not is_talker:
         classifier_config(ModelArguments(str(model)))
-    check_free(target, _FLAG)
+    check_output_folder(target, _FLAG)
     names = published(model, model_files(model))
     with whole_folder(target, _FLAG, sum((model / name).stat().st_size for name in names)) as folder:
         for name in names:

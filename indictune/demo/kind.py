@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from indictune.models.adapter_base import config_file, continues_texts
+from indictune.models.adapters import config_file, continues_texts
 
 
 def talks(folder: Path) -> bool:

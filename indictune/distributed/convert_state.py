@@ -1,12 +1,10 @@
-"""Load a checkpoint into a run of another strategy: one keeps its state whole and the other in shards.
-
-One process and DDP write `model.safetensors` (or an adapter) and `optimizer.pt`. Under FSDP2 every rank writes its
-shards with torch.distributed.checkpoint (DCP). Both hold the same numbers.
-"""
+"""Load a checkpoint into a run of another strategy: one keeps its state whole and the other in shards."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,9 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -160,3 +160,42 @@ def split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
 
 def _load_shards(folder: Path, into: dict[str, Any]) -> None:
     load(into, storage_reader=FileSystemReader(folder), no_dist=not torch.distributed.is_initialized())
+
+
+_MODEL = "model."  # the first word of each name (accelerate 1.15, `save_fsdp_model`)
+_DEEPSPEED = "latest"  # names the folder with ZeRO's parts
+
+
+def is_in_parts(checkpoint: Path) -> bool:
+    """Whether a checkpoint is in shards. Reading them can run code: they are pickles, or their index is one."""
+    return (checkpoint / WEIGHT_SHARDS).is_dir() or (checkpoint / _DEEPSPEED).is_file()
+
+
+def whole_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights by name, on the CPU, as they are trained: ZeRO's in fp32, of an active vocabulary the trained rows.
+
+    Args:
+        checkpoint: in shards, and trusted.
+    """
+    if (checkpoint / WEIGHT_SHARDS).is_dir():
+        return _from_shards(checkpoint / WEIGHT_SHARDS)
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint  # slow to import
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints what it does
+        weights: dict[str, Tensor] = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
+    return weights
+
+
+def _from_shards(folder: Path) -> dict[str, Tensor]:
+    reader = FileSystemReader(folder)
+    stored = reader.read_metadata().state_dict_metadata
+    weights = {
+        name: torch.empty(about.size, dtype=about.properties.dtype)
+        for name, about in stored.items()
+        if isinstance(about, TensorStorageMetadata)
+    }
+    try:
+        load(weights, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:  # torch's own (2.13), around anything, a request to stop among it
+        raise next(iter(error.failures.values()))[0] from None
+    return {name.removeprefix(_MODEL): weight for name, weight in weights.items()}

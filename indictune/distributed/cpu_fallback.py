@@ -10,7 +10,7 @@ import torch
 from accelerate.state import DistributedType, PartialState
 
 from indictune.config.plan import Launch
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 
 
 def is_needed() -> bool:
@@ -18,7 +18,7 @@ def is_needed() -> bool:
     return not torch.accelerator.is_available()
 
 
-def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
+def start_on_gloo(launch: Launch, timeout_s: int) -> dict[str, Any]:
     """Start the process group on gloo, before `TrainingArguments` exists, and return fields for it.
 
     Without this state, `TrainingArguments` starts processes that do not know each other (FSDP, DDP). Under DeepSpeed

@@ -133,7 +133,7 @@ def _without_flag(config: Mapping[str, Any], block: str) -> Iterator[tuple[str, 
             yield key, value, "the steps of the run count" if is_of_run else f"--{_BLOCKS[block]} counts"
 
 
-def not_supported(config: Mapping[str, Any]) -> list[str]:
+def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     """`key: value` of each setting that splits rows in other ways than a run here, or that nobody fills in."""
     refused = _SPLIT_ROWS | (_SPLIT_MATRICES if _is_stage_3(config) else {})
     found = [(key, _look_up(config, key)) for key in refused]

@@ -16,7 +16,7 @@ def is_version_1(environ: Mapping[str, str]) -> bool:
     return environ.get("ACCELERATE_USE_FSDP") == "true" and environ.get("FSDP_VERSION", "1") == "1"
 
 
-def not_supported(environ: Mapping[str, str]) -> list[str]:
+def unsupported_fsdp_keys(environ: Mapping[str, str]) -> list[str]:
     """`key: value` of each setting that FSDP2 does not have, or that splits rows in other ways than a run here."""
     found = []
     if is_version_1(environ) and (asked := _sharding(environ)) not in _RESHARDS:

@@ -12,8 +12,24 @@ from indictune.config.plan import Axes, Launch
 from indictune.credentials import holds_token
 from indictune.distributed import deepspeed_config, fsdp_file
 from indictune.distributed.axes import is_true, read_axes
-from indictune.distributed.engines import engine_of
 from indictune.errors import UserError
+
+_ENGINES = {
+    "3d": "tp",
+    "ddp_tp": "tp",
+    "hsdp": "fsdp2",
+    "fsdp2_tp": "fsdp2",
+    "fsdp2_cp": "fsdp2",
+    "zero1_tp": "zero1",
+    "zero2_tp": "zero2",
+    "pipeline": "ddp",  # plain process groups, as accelerate sees it
+}
+
+
+def engine_of(strategy: str) -> str:
+    """The name of a strategy without offloading, and without the axes that its engine or this package adds."""
+    name = strategy.removesuffix("_offload")
+    return _ENGINES.get(name, name)
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
@@ -143,7 +159,7 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    keys = [*fsdp_file.not_supported(environ), *deepspeed_config.not_supported(deepspeed)]
+    keys = [*fsdp_file.unsupported_fsdp_keys(environ), *deepspeed_config.unsupported_deepspeed_keys(deepspeed)]
     if axes.context > 1 and not strategy.startswith("fsdp2_cp"):
         keys.append(f"parallelism_config_cp_size: {axes.context} with {strategy}")
     if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):

@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from indictune.config.plan import AnyPlan
 from indictune.console_text import shown_bytes
-from indictune.distributed import elastic
+from indictune.distributed import process_group
 from indictune.distributed.host_memory import killed_processes
 from indictune.distributed.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory
 from indictune.errors import Problem, problem
@@ -86,7 +86,7 @@ def _explained(
         return problem("shared-memory-full", SHARED_MEMORY, **sizes)
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
-    restarts = 0 if plan is None or plan.launch.is_one_node else elastic.limit(plan.environ)
+    restarts = 0 if plan is None or plan.launch.is_one_node else process_group.limit(plan.environ)
     if restarts and (lost := _LOST_PEER.search(text)):
         return problem("rank-of-other-node-lost", reason=lost[0], restarts=restarts)
     if is_out_of_memory(error):

@@ -16,9 +16,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import elastic, rank_values
+from indictune.distributed import agreement, process_group
+from indictune.distributed.agreement import RankDifference, Values
 from indictune.distributed.launch import is_one_node, rank_of
-from indictune.distributed.rank_values import Difference, Values
 from indictune.errors import Problem, problem
 from indictune.progress import OWN_PROGRESS
 
@@ -63,12 +63,12 @@ def leave(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
     if is_one_node(environ):
         return
-    may_wait = elastic.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    may_wait = process_group.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if may_wait and not _CONNECTED:
         return  # all other ranks would have to come
     with suppress(DistError):
         store = _store(environ, _STRAGGLERS_S)
-        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), rank_values.host(), message]))
+        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), agreement.host(), message]))
         time.sleep(_FAREWELL_S)
 
 
@@ -77,9 +77,9 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
     if not _CONNECTED:
         timeout = timedelta(seconds=timeout_s)
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        name = elastic.attempt(environ)
-        if elastic.limit(environ):  # torchrun may start a run again in the same store, with other nodes
-            name = elastic.agree_on_name(store, rank, world_size, timeout)
+        name = process_group.attempt(environ)
+        if process_group.limit(environ):  # torchrun may start a run again in the same store, with other nodes
+            name = process_group.agree_on_name(store, rank, world_size, timeout)
         _CONNECTED.append(PrefixStore(f"indictune/{name}", store))
     return _CONNECTED[0]
 
@@ -94,13 +94,13 @@ class _Meeting:
 
     def hold(self, own: Values, timeout_s: float) -> list[Problem]:
         deadline = time.monotonic() + timeout_s
-        mine = rank_values.shown(own)
+        mine = agreement.short_values(own)
         if self.launch.rank == 0:
-            self.store.set("expected", json.dumps([rank_values.host(), mine]))
+            self.store.set("expected", json.dumps([agreement.host(), mine]))
         if not self._wait_for("expected", deadline):
             return self._refusal()
         host_of_0, expected = json.loads(self.store.get("expected"))
-        found = rank_values.differences(self.launch.rank, rank_values.host(), mine, expected)
+        found = agreement.differences(self.launch.rank, agreement.host(), mine, expected)
         for each in found:
             self.store.set(f"difference-{self.store.add('differences', 1)}", json.dumps(each))
         if found:
@@ -108,7 +108,7 @@ class _Meeting:
         if self.store.add("arrived", 1) == self.launch.world_size:
             self.store.set("complete", "")
         has_come = self._wait_for("complete", deadline)
-        return rank_values.problems_of(self._differences(), host_of_0) or ([] if has_come else self._refusal())
+        return agreement.rank_problems(self._differences(), host_of_0) or ([] if has_come else self._refusal())
 
     def _wait_for(self, key: str, deadline: float) -> bool:
         """Whether a key is there in time, and before a rank refuses to run."""
@@ -122,9 +122,9 @@ class _Meeting:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         return True
 
-    def _differences(self) -> list[Difference]:
+    def _differences(self) -> list[RankDifference]:
         count = self.store.add("differences", 0)
-        return [Difference(*json.loads(self.store.get(f"difference-{number + 1}"))) for number in range(count)]
+        return [RankDifference(*json.loads(self.store.get(f"difference-{number + 1}"))) for number in range(count)]
 
     def _refusal(self) -> list[Problem]:
         if not self.of_launch.check([_REFUSED]):

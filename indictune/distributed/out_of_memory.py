@@ -17,14 +17,14 @@ from indictune.config.plan import AnyPlan, Axes
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of
 from indictune.distributed.devices import meta_of
-from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
+from indictune.distributed.launch import engine_of
 from indictune.distributed.planning.hardware import assumed
 from indictune.distributed.planning.held import held_by
 from indictune.distributed.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.parameter_counts import MetaModel
+from indictune.models.config_shapes import MetaModel
 
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
 # Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.

@@ -1,28 +1,74 @@
-"""Shard a model of any architecture, and read its parameters as if they were not sharded."""
+"""Shard a model of any architecture, check that the strategy asked for came up, and read sharded parameters."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.state import DistributedType
+from accelerate.utils import parse_flag_from_env
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel, TrainingArguments, integrations
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
+from indictune.config.plan import Launch
 from indictune.distributed import collectives
-from indictune.distributed.launch_check import came_up
+from indictune.distributed.launch import engine_of
+from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
 if TYPE_CHECKING:
     from transformers import Trainer  # slow to import
+
+def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
+    """Compare what the launcher asked for with what came up, before the model loads.
+
+    Raises:
+        UserError: another strategy, or another number of processes, came up.
+    """
+    family, asked = came_up(training_args), engine_of(launch.strategy)
+    if family != ("ddp" if asked == "tp" else asked):  # accelerate knows no matrices that are split without FSDP2
+        raise UserError("another-strategy-came-up", value=asked, came_up=family)
+    if training_args.world_size != launch.world_size:
+        raise UserError("processes-do-not-meet", value=launch.world_size, came_up=training_args.world_size)
+
+
+def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> list[str]:
+    """Keep one process on one GPU; the Trainer would use `nn.DataParallel`. Return a sentence if GPUs stay unused.
+
+    DataParallel averages losses over parts of a batch, and is slower than one process a GPU. `device_map` may spread
+    the layers over all GPUs.
+    """
+    if training_args.n_gpu <= 1:
+        return []
+    unused = training_args.n_gpu - 1
+    training_args._n_gpu = 1
+    if device_map is not None:
+        return []
+    return [f"One process uses one GPU; {unused} more stay unused. accelerate_configs/ddp.yaml uses them all."]
+
+
+def came_up(training_args: TrainingArguments) -> str:
+    """The family of the strategy that came up: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
+    kind = training_args.distributed_state.distributed_type
+    if training_args.deepspeed_plugin is not None:
+        # A stage without a process group is one process that does not know the others.
+        grouped = kind == DistributedType.DEEPSPEED and torch.distributed.is_initialized()
+        return f"zero{training_args.deepspeed_plugin.zero_stage}" if grouped else "single"
+    if kind == DistributedType.NO:
+        return "single"
+    asked_fsdp = training_args.fsdp_plugin_args is not None or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    return "fsdp2" if asked_fsdp and kind != DistributedType.MULTI_CPU else "ddp"
+
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
@@ -163,7 +209,7 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
     for name, each in unwrapped(trainer).named_parameters():
         if not each.requires_grad:
             continue
-        with gathered(each):
+        with whole_parameter(each):
             full = each.full_tensor() if isinstance(each, DTensor) else each
             norms[name] = float(full.detach().double().norm())
     return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
@@ -178,7 +224,7 @@ def _norms_gathered_by(trainer: Trainer) -> dict[str, float]:
 
 
 @contextmanager
-def gathered(parameter: torch.Tensor) -> Iterator[None]:
+def whole_parameter(parameter: torch.Tensor) -> Iterator[None]:
     """A block in which a parameter that ZeRO-3 sharded can be read in full. All ranks must enter it."""
     if "ds_shape" in vars(parameter):
         import deepspeed  # slow
@@ -263,3 +309,20 @@ def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
     return not bad.item()
+
+
+def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in: torch.dtype | None = None) -> None:
+    """Average the gradients of weights, or of this rank's parts of them, over a group. All its ranks must call it.
+
+    Args:
+        trained: those without a gradient are passed over, on all ranks alike.
+        group: of the ranks.
+        sum_in: the type of the sums; None is each gradient's own.
+    """
+    local = [local_part(each.grad) for each in trained if each.grad is not None]
+    sums = [each.to(sum_in or each.dtype) for each in local]  # the same tensors, if they are of this type
+    for work in [torch.distributed.all_reduce(each, group=group, async_op=True) for each in sums]:
+        assert work is not None
+        work.wait()
+    torch._foreach_div_(sums, group.size())
+    torch._foreach_copy_(local, sums)

@@ -11,8 +11,7 @@ from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unreso
 from indictune.distributed import axes, deepspeed_config, fsdp_file
 from indictune.distributed.axes import splits_model
 from indictune.distributed.deepspeed_config import FileValue
-from indictune.distributed.engines import engine_of
-from indictune.distributed.launch import starts_one_of_several
+from indictune.distributed.launch import engine_of, starts_one_of_several
 
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)

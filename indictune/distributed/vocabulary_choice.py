@@ -15,7 +15,7 @@ from transformers.training_args import OptimizerNames
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.plan import AnyPlan
 from indictune.distributed.collectives import gather_from_all
-from indictune.distributed.sharding import gathered
+from indictune.distributed.sharding import whole_parameter
 from indictune.errors import Problem, UserError, problem
 from indictune.models.active_vocabulary import (
     ActiveEmbedding,
@@ -25,8 +25,8 @@ from indictune.models.active_vocabulary import (
     resumed_row_ids,
     used_ids,
 )
+from indictune.models.config_shapes import meta_model
 from indictune.models.load import Model
-from indictune.models.parameter_counts import meta_model
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -73,7 +73,7 @@ def use_active_vocabulary(
     if row_ids is None:
         return
     embedding = cast(nn.Embedding, model.get_input_embeddings())
-    with gathered(embedding.weight):
+    with whole_parameter(embedding.weight):
         active = ActiveEmbedding(embedding.weight, row_ids, embedding.padding_idx, keeps_start=args.should_save)
     if checkpoint is not None and began_with_others(checkpoint, gather_from_all(active.unused)[0]):
         raise UserError("checkpoint-of-other-weights", "--resume_from_checkpoint", checkpoint)

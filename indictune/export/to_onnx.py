@@ -22,12 +22,11 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import ExportArguments
 from indictune.errors import UserError
 from indictune.export.agreement import ROUNDING, Agreement, compare, texts_to_compare
-from indictune.extras import check_extra
 from indictune.files import EXPORTED, write_json
-from indictune.models.atomic_folder import TOKENIZER_FILES, copy_files
+from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.load_errors import first_line
 from indictune.models.trained import load_trained, trained_config
-from indictune.versions import versions_of
+from indictune.versions import check_extra, versions_of
 
 GRAPH = "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -60,7 +59,7 @@ def write(args: ExportArguments, source: Path, folder: Path) -> str:
     """
     model = _model(args, source)
     texts, max_length = texts_to_compare(args, source, model.config)
-    copy_files(source, (*TOKENIZER_FILES, "config.json"), folder)
+    copy_model_files(source, (*TOKENIZER_FILES, "config.json"), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     graph = folder / GRAPH
     _trace(args, model, tokenizer.model_input_names, graph)

@@ -16,7 +16,7 @@ from indictune.hub.card_results import results_in
 from indictune.hub.card_usage import usage_of
 from indictune.hub.public_text import Verbatim, escaped, fenced, table
 from indictune.models import builtin
-from indictune.models.text_reading import KEY
+from indictune.models.classifier import KEY
 
 CARD = "README.md"
 _MOST_DEFECTS = 20

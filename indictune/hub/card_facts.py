@@ -22,7 +22,7 @@ from indictune.evaluation.breakdown import Breakdown, read_breakdowns
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
-from indictune.models.adapter_base import base_of, config_file, continues_texts
+from indictune.models.adapters import base_of, config_file, continues_texts
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.shipped_files import strategies
 

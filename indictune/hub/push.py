@@ -21,7 +21,7 @@ from indictune.evaluation.breakdown import EVALUATION
 from indictune.files import BASELINE, METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import CARD, write_card
 from indictune.hub.upload import Destination, reason_of, retried, status_of, upload
-from indictune.models.adapter_base import config_file
+from indictune.models.adapters import config_file
 from indictune.models.atomic_folder import MODEL_FILES
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
             check_write(str(trainer.hub_model_id))
     except Exception as error:
         refusal = refusal_of(error, "--push_to_hub", name_of(trainer.args.hub_model_id, folder))
-        if not store.listed(folder):
+        if not store.checkpoints_in(folder):
             raise refusal from error
         logger.warning("%s This run continues, and its push at the end tries again.", refusal.message)
 

@@ -29,7 +29,7 @@ MODEL_FILES = (
 )
 
 
-def check_free(folder: Path, flag: str) -> None:
+def check_output_folder(folder: Path, flag: str) -> None:
     """Refuse an output folder that holds files, is inside a checkpoint, or cannot be replaced by a rename.
 
     Raises:
@@ -83,7 +83,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str | None =
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def copy_files(source: Path, patterns: Sequence[str], folder: Path) -> None:
+def copy_model_files(source: Path, patterns: Sequence[str], folder: Path) -> None:
     """Copy the files of `source` that match a pattern, except links that lead outside of it."""
     for pattern in patterns:
         for path in source.glob(pattern):

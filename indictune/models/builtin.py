@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from indictune.cache_folders import cache_folder, kept_in
 from indictune.cache_lock import locked
 from indictune.errors import UserError
-from indictune.models import tiny_bert, tiny_llama
+from indictune.models import tiny_models
 
 PREFIX = "builtin:"
 
@@ -34,8 +34,8 @@ class BuiltIn:
 
 
 MODELS = {
-    "tiny-indic-bert": BuiltIn(tiny_bert.sample_texts, tiny_bert.build),
-    "tiny-indic-llama": BuiltIn(tiny_llama.sample_texts, tiny_llama.build),
+    "tiny-indic-bert": BuiltIn(tiny_models.tweet_texts, tiny_models.build_tiny_bert),
+    "tiny-indic-llama": BuiltIn(tiny_models.tweet_and_chat_texts, tiny_models.build_tiny_llama),
 }
 
 
@@ -56,11 +56,11 @@ def resolve(model_name_or_path: str) -> str:
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"
-    build_once(folder, partial(MODELS[name].build, texts))
+    build_model_once(folder, partial(MODELS[name].build, texts))
     return str(folder)
 
 
-def build_once(folder: Path, build: Callable[[Path], None]) -> None:
+def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
     """Fill a folder of the cache, unless it is there. One process fills it; the others wait.
 
     Raises:
@@ -76,7 +76,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> None:
                 _build_atomically(build, folder)
 
 
-def name_of(path: str) -> str:
+def builtin_name(path: str) -> str:
     """The name of the built-in model in a folder, the same on every machine. Other paths are returned unchanged."""
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
     return f"{PREFIX}{names[0]}" if names else path

@@ -18,12 +18,13 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import add_lora
 from indictune.models.config_shapes import check_shapes
-from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
     Model,
     check_vocabulary,
     load_config,
     read_weights,
+    set_config_dropout,
+    set_module_dropout,
     set_padding,
     stored_quantisation,
 )

@@ -1,4 +1,4 @@
-"""Load a sequence classifier for training or inference."""
+"""Load a sequence classifier, and record in its configuration how it reads long texts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ from transformers import (
 )
 
 from indictune.config.arguments import ModelArguments, ProblemType
+from indictune.config.row_arguments import LongText
 from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora
-from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.load import Model, check_vocabulary, load_config, read_weights, set_padding
+from indictune.models.load import (
+    Model,
+    check_vocabulary,
+    load_config,
+    read_weights,
+    set_config_dropout,
+    set_module_dropout,
+    set_padding,
+)
 from indictune.models.load_errors import MODEL_FLAG
 
 logger = logging.getLogger(__name__)
@@ -123,3 +131,22 @@ def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str
     new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
     besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
     return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head)
+
+
+KEY = "text_reading"
+
+
+def note_reading(config: PreTrainedConfig, long_text: LongText, max_length: int) -> None:
+    """Record it for `config.json`: a model that was trained on windows gives the mean of their logits.
+
+    A model that cuts texts, as every program does, records nothing.
+    """
+    if long_text == "truncate":
+        vars(config).pop(KEY, None)  # of the model that the training starts from
+    else:
+        setattr(config, KEY, {"long_text": long_text, "max_length": max_length})
+
+
+def recorded_reading(config: PreTrainedConfig) -> dict[str, Any]:
+    """What `note_reading` recorded; empty for a model that cuts texts."""
+    return dict(vars(config).get(KEY) or {})

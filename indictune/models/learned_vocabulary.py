@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.cache_folders import cache_folder
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError, problem
-from indictune.models import builtin, tiny_bert
+from indictune.models import builtin, tiny_models
 from indictune.models.load import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def with_vocabulary(
     """
     if args.vocabulary_from_train is None:
         return args, tokenizer
-    size = tiny_bert.Size(vocab_size=args.vocabulary_from_train)
+    size = tiny_models.Size(vocab_size=args.vocabulary_from_train)
     stored = None if checkpoint is None else stored_vocabulary(checkpoint)
     digest = hashlib.sha256(
         json.dumps([builtin.MODELS[NAME].version, size.vocab_size, MIN_FREQUENCY, stored]).encode()
@@ -59,11 +59,11 @@ def with_vocabulary(
         digest.update(f"{text}\n".encode())
 
     def build(folder: Path) -> None:
-        vocabulary = tiny_bert.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
-        tiny_bert.build_with(vocabulary, folder, size)
+        vocabulary = tiny_models.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
+        tiny_models.build_with(vocabulary, folder, size)
 
     folder = cache_folder() / f"{NAME}-{digest.hexdigest()[:16]}"
-    builtin.build_once(folder, build)
+    builtin.build_model_once(folder, build)
     made = replace(args, model_name_or_path=str(folder), vocabulary_from_train=None)
     tokenizer = load_tokenizer(made)
     came_from = "the training texts" if checkpoint is None else checkpoint.name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
+from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, cast
@@ -25,12 +27,88 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.adapters import freeze_quantised, nf4_config
+from indictune.models.adapters import freeze_quantised, nf4_config, without_adapter
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
-from indictune.models.own_model import own_model
-from indictune.models.position_limits import POSITIONS_AFTER_PADDING
 from indictune.models.trusted_files import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
-from indictune.models.vowel_signs import lost_vowel_signs
+
+# These count positions from pad_token_id + 1, so the first rows of their position table are never used.
+POSITIONS_AFTER_PADDING = frozenset(
+    {"camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta"}
+    | {"xlm-roberta-xl", "xmod"}
+)
+
+
+def check_max_length(config: PreTrainedConfig, max_length: int | str) -> None:
+    """Refuse texts that are longer than the model's positions. `auto` keeps within them.
+
+    Raises:
+        UserError: `max-length-over-positions`.
+    """
+    positions = positions_of(config)
+    if positions is not None and isinstance(max_length, int) and max_length > positions:
+        given = "--max_length", max_length
+        raise UserError("max-length-over-positions", *given, model=config.name_or_path, limit=positions)
+
+
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """How many tokens a model has positions for; None for no limit.
+
+    LongRoPE (Phi-3, Phi-4-mini) is limited to its original length: beyond it, transformers (5.23,
+    `longrope_frequency_update`) chooses the rotation of all positions by the longest text of the micro-batch.
+    """
+    positions = getattr(config, "max_position_embeddings", None)  # also GPT-2's `n_positions`
+    if positions is None or positions < 0:  # XLNet has -1
+        return None
+    rope = config.to_dict().get("rope_parameters") or {}
+    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # for all layers, or for each type
+    original = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    unused = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
+    return min(positions - unused, *original) if original else int(positions - unused)
+
+
+# A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
+PROBES = {
+    "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
+    "Telugu": "కృష్ణుడు చాలా మంచి సినిమా తెలుగు",
+    "Tamil": "வணக்கம் நண்பர்கள் மிகவும் கொடுமை",
+}
+
+
+def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
+    lost = {script: _lost_from(tokenizer, text) for script, text in PROBES.items()}
+    return {script: count for script, count in lost.items() if count}
+
+
+def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    # Compare decoded text, not tokens: byte-level tokens are not characters.
+    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    return (_marks(text) - _marks(str(decoded))).total()
+
+
+def _marks(text: str) -> Counter[str]:
+    composed = unicodedata.normalize("NFC", text)
+    return Counter(char for char in composed if unicodedata.category(char).startswith("M"))
+
+
+def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:
+    """Set every field of the configuration that is a dropout probability, before the model is made from it.
+
+    The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
+    are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
+    """
+    for field, value in config.to_dict().items():
+        if "drop" in field and (value is None or (type(value) in (int, float) and 0 <= value <= 1)):
+            setattr(config, field, probability)
+
+
+def set_module_dropout(model: nn.Module, probability: float) -> None:
+    """Set every `nn.Dropout`, also those that code outside transformers made from fields of other names."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +276,7 @@ def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
 def runs_own_code(model: nn.Module) -> bool:
     """Whether the model runs Python code that came with its files, with the user's permission."""
     # FSDP2 replaces the class of a sharded model by a subclass.
-    return any(each.__module__.startswith("transformers_modules") for each in type(own_model(model)).__mro__)
+    return any(each.__module__.startswith("transformers_modules") for each in type(without_adapter(model)).__mro__)
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -38,10 +38,10 @@ def explained(args: ModelArguments, *errors: type[Exception], flag: str = MODEL_
         raise
     except errors as error:
         logger.debug("%s %s cannot be read", flag, args.model_name_or_path, exc_info=error)
-        raise UserError(problems=[explanation(args, error, flag)]) from error
+        raise UserError(problems=[load_problem(args, error, flag)]) from error
 
 
-def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FLAG) -> Problem:
+def load_problem(args: ModelArguments, error: BaseException, flag: str = MODEL_FLAG) -> Problem:
     """The problem behind an error of reading the model that `args` names."""
     name = args.model_name_or_path
     given, folder = (flag, name), Path(name)

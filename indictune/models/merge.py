@@ -24,9 +24,14 @@ from indictune.config.command_arguments import MergeArguments
 from indictune.config.recipe import read_arguments
 from indictune.console_text import printable
 from indictune.errors import Problems, UserError
-from indictune.models.adapter_base import base_of, check_base, config_file
-from indictune.models.adapters import nf4_config
-from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
+from indictune.models.adapters import base_of, check_base, config_file, nf4_config
+from indictune.models.atomic_folder import (
+    TOKENIZER_FILES,
+    check_output_folder,
+    copy_model_files,
+    match_config_mode,
+    whole_folder,
+)
 from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
 from indictune.models.load_errors import explained
 from indictune.models.trained import add_adapter, take_quantisation
@@ -60,7 +65,7 @@ def merge(args: MergeArguments) -> str:
     output_dir, adapter = Path(args.output_dir), Path(args.adapter)
     problems = Problems()
     with problems.collecting():
-        check_free(output_dir, "--output_dir")
+        check_output_folder(output_dir, "--output_dir")
     with problems.collecting():
         check_adapter(adapter, "--adapter")
         check_links(adapter, "--adapter")
@@ -185,7 +190,7 @@ def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTra
 def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None:
     """Save tokenizer, chat template, generation settings and recipe of the adapter, or else of the base."""
     if any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        copy_files(adapter, TOKENIZER_FILES, folder)
+        copy_model_files(adapter, TOKENIZER_FILES, folder)
     else:
         read_tokenizer(base, BASE_FLAG).save_pretrained(folder)
-    copy_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # `indictune evaluate` reads the recipe
+    copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # `indictune evaluate` reads the recipe

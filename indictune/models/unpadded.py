@@ -16,10 +16,10 @@ from transformers import PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models import last_layer
+from indictune.models import packed_weights
+from indictune.models.adapters import without_adapter
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
-from indictune.models.own_model import own_model
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def uncounted_token(config: PreTrainedConfig) -> int | None:
 
 def read_unpadded(model: nn.Module) -> None:
     """Let a causal language model, or an adapter on one, read batches of `JoinRows` too, if it keeps them apart."""
-    own = own_model(model)
+    own = without_adapter(model)
     if own.config.model_type in CAUSAL and own.config._attn_implementation in ATTENTIONS:
         own.set_attn_implementation(ATTENTION)
 
@@ -102,10 +102,10 @@ def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
 
     It reads padded batches as before, unless it only labels: its last layer may then compute first tokens alone.
     """
-    own = own_model(model)
+    own = without_adapter(model)
     own.set_attn_implementation(ATTENTION)
-    if not trains and own.config.model_type in last_layer.TYPES:
-        last_layer.read_first_tokens(own)
+    if not trains and own.config.model_type in packed_weights.TYPES:
+        packed_weights.read_first_tokens(own)
     elif own.config.model_type == "llama":
         last = _LastTokens(own.config.pad_token_id)
         own.base_model.register_forward_hook(last.keep)

@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import PredictArguments
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.long_texts import Windows
-from indictune.data.tokenisation import windows_of
+from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems
 from indictune.models.load import Model, check_vocabulary, stored_quantisation
 from indictune.models.packed_weights import can_pack, pack_weights

@@ -20,7 +20,7 @@ from indictune.config.recipe import read_arguments
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problems, UserError, attributed_to
-from indictune.models.adapter_base import config_file
+from indictune.models.adapters import config_file
 from indictune.prediction.classifier import Classifier
 from indictune.prediction.labelled_rows import label, text_batch
 from indictune.prediction.progress_bar import Progress

@@ -11,8 +11,8 @@ import pyarrow as pa
 from transformers import PreTrainedConfig
 
 from indictune.config.command_arguments import PredictArguments
-from indictune.data.clean_batches import clean_batch
-from indictune.data.targets import MULTI_LABEL, REGRESSION
+from indictune.data.labels import MULTI_LABEL, REGRESSION
+from indictune.data.text.cleaning import clean_batch
 from indictune.prediction.classifier import Classifier, load_classifier
 
 SCORE = "score_"  # begins the name of a column with the scores of a label

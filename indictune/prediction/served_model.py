@@ -10,16 +10,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
+from indictune.config.recipe import configuration_of
 from indictune.config.row_arguments import LongText, TextArguments
-from indictune.config.trained_recipe import configuration_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
-from indictune.models.adapter_base import config_file, continues_texts
-from indictune.models.classifier import TEMPERATURE, class_names
-from indictune.models.load import load_tokenizer
-from indictune.models.position_limits import check_max_length, positions_of
+from indictune.models.adapters import config_file, continues_texts
+from indictune.models.classifier import TEMPERATURE, class_names, recorded_reading
+from indictune.models.load import check_max_length, load_tokenizer, positions_of
 from indictune.models.serving_tokenizer import without_cleaning
-from indictune.models.text_reading import recorded_reading
 from indictune.models.trained import trained_config
 
 _OF_A_RUN = ("train_log.jsonl", "status.json", "logs", RECIPE, "checkpoint-*")

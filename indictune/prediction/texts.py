@@ -13,10 +13,9 @@ import pyarrow as pa
 from indictune.config.command_arguments import PredictArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT
-from indictune.data.file_form import STANDARD, FileForm, form_of
-from indictune.data.packed_files import kind_of_file, opened
-from indictune.data.read_files import checked_extension, read_batches
-from indictune.data.text_lines import decoded
+from indictune.data.read.file_form import STANDARD, FileForm, decoded, form_of
+from indictune.data.read.open_files import kind_of_file, opened
+from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.errors import UserError, attributed_to
 from indictune.prediction.labelled_rows import SCORE, text_batch
 from indictune.prediction.served_model import Reading

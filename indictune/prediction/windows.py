@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
-from indictune.data.arrow_tables import stored_batches
 from indictune.data.cache import write_through
+from indictune.data.rows import stored_batches
 from indictune.errors import UserError
 from indictune.prediction.writers import writer_of
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
-from indictune.distributed.context_limits import check_context
+from indictune.distributed.context import check_context
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.machine_failures import check_interfaces
-from indictune.distributed.pipeline.limits import check_pipeline
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -19,21 +19,31 @@ from indictune.distributed.strategy_limits import (
     check_saving,
     check_weights,
 )
-from indictune.distributed.tensor_plans import check_split
+from indictune.distributed.tensor import check_split
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.models.adapters import check_published_base
 from indictune.models.learned_vocabulary import check_learned_vocabulary
-from indictune.models.load import stored_quantisation
-from indictune.models.position_limits import check_max_length
-from indictune.preflight.check_resume import check_resume, resumed_checkpoint
-from indictune.preflight.check_snapshots import check_snapshots
-from indictune.preflight.fixed_values import check_fixed_values
-from indictune.preflight.integrations import check_hub, check_loggers
-from indictune.preflight.optimizer import check_optimizer
-from indictune.preflight.processes import check_launcher_settings, check_number_type, check_processes
-from indictune.preflight.schedule import check_evaluations, check_schedule
-from indictune.preflight.values import check_long_texts, check_metric, check_values
+from indictune.models.load import check_max_length, stored_quantisation
+from indictune.preflight.surroundings import (
+    check_hub,
+    check_launcher_settings,
+    check_loggers,
+    check_number_type,
+    check_processes,
+    check_resume,
+    check_snapshots,
+    resumed_checkpoint,
+)
+from indictune.preflight.values import (
+    check_evaluations,
+    check_fixed_values,
+    check_long_texts,
+    check_metric,
+    check_optimizer,
+    check_schedule,
+    check_values,
+)
 from indictune.tasks.protocol import Data, Rows, Task, Training
 
 logger = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.task_names import SCRIPTS
-from indictune.distributed import batch_size, tf32
+from indictune.distributed import batch_size, devices
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy_file import take_values
 from indictune.distributed.strategy_limits import default_optimizer
 from indictune.errors import Problem, Problems, UserError
 from indictune.evaluation.score_names import WORST
-from indictune.models.adapter_base import config_file
+from indictune.models.adapters import config_file
 from indictune.models.trained import trained_config
 from indictune.tasks.protocol import Task
 
@@ -51,7 +51,7 @@ def make_plan(
         # transformers (5.23) takes every metric that ends with "loss" for one.
         "greater_is_better": None if is_lower_better == metric.endswith("loss") else not is_lower_better,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
-        "tf32": tf32.default(training),
+        "tf32": devices.default(training),
     }
     derived = {
         name: value

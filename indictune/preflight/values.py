@@ -1,19 +1,26 @@
-"""Values that transformers or torch would refuse only after rows are read, or that would train nothing."""
+"""Values of the training that transformers or torch would refuse late, or that would break a promise."""
 
 from __future__ import annotations
 
+import copy
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import Trainer, get_scheduler
+from transformers.training_args import ParallelMode, _convert_str_dict
 from transformers.utils.import_utils import is_liger_kernel_available
 
+from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.fields import AUTO, check_ranges
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
 from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
-from indictune.tasks.objective import facts_of
+from indictune.tasks.objective import row_facts
 from indictune.tasks.protocol import Task, Tokens
 
 METRIC = "--metric_for_best_model"
@@ -59,7 +66,7 @@ def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
     if not metric.startswith(starts):
         return []
     scripts = None if origins is None else scripts_of(origins.texts, rows["language"][:])
-    known = score_names(tokens.scores, labels, facts_of(rows, scripts).groups())
+    known = score_names(tokens.scores, labels, row_facts(rows, scripts).groups())
     if samples is not None and samples.rows is not None:
         known |= score_names(WRITTEN, (), samples.facts().groups())
     if metric in known:
@@ -85,3 +92,132 @@ def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Prob
         for flag, value in given.items()
         if value in ("head_tail", "window", AUTO)
     ]
+
+
+FIXED = {
+    "average_tokens_across_devices": (True, "the loss is exact over all processes"),
+    "dataloader_drop_last": (False, "every row is used once an epoch"),
+    "dataloader_persistent_workers": (False, "the order of an epoch must not depend on where a run stopped"),
+    "auto_find_batch_size": (False, "--global_batch_size fixes the batch"),
+    "train_sampling_strategy": ("random", "the rows of a global batch are the same under every strategy"),
+    "logging_nan_inf_filter": (False, "a NaN loss stops the run"),
+    "prediction_loss_only": (False, "evaluations need the predictions"),
+    "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
+    "eval_do_concat_batches": (True, "metrics are computed over all rows"),
+    "eval_use_gather_object": (False, "results of rows are gathered as tensors"),
+    "neftune_noise_alpha": (None, "its noise depends on how a global batch is cut"),
+    "ignore_data_skip": (False, "a resumed run continues after its last row"),
+    "restore_callback_states_from_checkpoint": (True, "a resumed run keeps the count of early stopping"),
+    "save_only_model": (False, "a checkpoint holds everything that a resume needs"),
+    "save_on_each_node": (False, "the run finds out whether nodes share a disk"),
+    "eval_on_start": (False, "a resumed run would evaluate once more"),
+    "enable_jit_checkpoint": (False, "a signal saves a checkpoint anyway"),
+    "accelerator_config": (None, "accelerate does not deal the rows here"),
+}
+
+
+def check_fixed_values(plan: AnyPlan) -> list[Problem]:
+    """Refuse settings of the Trainer that would break what a run promises."""
+    given = {name: getattr(plan.training, name) for name in FIXED}
+    return [
+        problem("setting-is-fixed", f"--{name}", given[name], fixed=value, reason=reason)
+        for name, (value, reason) in FIXED.items()
+        if given[name] != value
+    ]
+
+
+def check_optimizer(plan: AnyPlan) -> list[Problem]:
+    """Refuse an optimizer or a schedule that cannot be made."""
+    if not plan.training.learning_rate >= 0:  # `check_values` refuses it
+        return []
+    return [*_try_optimizer(plan), *_try_schedule(plan)]
+
+
+def _try_optimizer(plan: AnyPlan) -> list[Problem]:
+    optim, settings_given = plan.training.optim, plan.training.optim_args
+    args: Any = SimpleNamespace(**vars(plan.training), parallel_mode=ParallelMode.NOT_PARALLEL)
+    if args.optim_target_modules is not None:
+        args.optim_target_modules = "all-linear"  # the named modules are not in this model
+    model: Any = nn.Sequential(nn.Linear(1, 1))
+    try:
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if not {"params", "model", "optimizer_dict"} & settings.keys():  # such an optimizer chooses its weights
+            kind(model.parameters(), **settings)
+    except Exception as error:
+        given = f" --optim_args {settings_given}" if settings_given else ""
+        return [problem("optimizer-cannot-be-made", "--optim", f"{optim}{given}", reason=_reason(error))]
+    return []
+
+
+def _try_schedule(plan: AnyPlan) -> list[Problem]:
+    name, given = plan.training.lr_scheduler_type, plan.training.lr_scheduler_kwargs
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), plan.training.learning_rate)
+    try:
+        settings = _convert_str_dict(json.loads(given)) if isinstance(given, str) else given
+        get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=settings)
+    except Exception as error:
+        shown = f"{name} --lr_scheduler_kwargs {given}" if given else str(name)
+        return [problem("schedule-cannot-be-made", "--lr_scheduler_type", shown, reason=_reason(error))]
+    return []
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+
+
+STRATEGIES = {
+    "logging": ("no", "steps", "epoch"),
+    "eval": ("no", "steps", "epoch"),
+    "save": ("no", "steps", "epoch", "best"),
+}
+
+
+def check_schedule(plan: AnyPlan) -> list[Problem]:
+    """Refuse unknown moments, and settings that need evaluations in a run without them."""
+    training, found = plan.training, []
+    if str(training.eval_strategy) == "no":
+        found += _need_evaluations(plan, "needs-evaluations")
+    for what, known in STRATEGIES.items():
+        strategy, steps = getattr(training, f"{what}_strategy"), getattr(training, f"{what}_steps")
+        if what == "eval" and steps is None:
+            steps = training.logging_steps  # as transformers does
+        if strategy not in known:
+            expected = f"{', '.join(known[:-1])} or {known[-1]}"
+            found.append(problem("strategy-unknown", f"--{what}_strategy", strategy, expected=expected))
+        elif strategy == "steps" and not (0 < steps < 1 or (steps >= 1 and steps == int(steps))):
+            found.append(problem("steps-expected", f"--{what}_steps", f"{steps:g}"))
+    return found
+
+
+def check_evaluations(plan: AnyPlan, has_validation: bool) -> list[Problem]:
+    """Check the training arguments when validation rows are known. Without rows, nothing is evaluated."""
+    if has_validation:
+        return check_arguments(plan)
+    without = plan.derive(eval_strategy="no", load_best_model_at_end=False)
+    return _need_evaluations(plan, "needs-validation-rows") or check_arguments(without)
+
+
+def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
+    training, found = plan.training, []
+    if training.early_stopping_patience is not None:
+        found.append(problem(code, "--early_stopping_patience", training.early_stopping_patience))
+    if training.lr_scheduler_type in BY_EVALUATIONS:
+        found.append(problem(code, "--lr_scheduler_type", str(training.lr_scheduler_type)))
+    return found
+
+
+def check_arguments(plan: AnyPlan) -> list[Problem]:
+    """Let transformers check the combination of training arguments, the moments of saving and evaluating among others.
+
+    Its own call of `_validate_args` (5.23) comes only after the rows are prepared.
+    """
+    if check_schedule(plan) or check_ranges(plan.training):  # reported already
+        return []
+    training = copy.copy(plan.training)
+    training.eval_steps = training.eval_steps or training.logging_steps
+    training.use_cpu = not plan.gpus
+    try:
+        training._validate_args()  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        return [problem("value-refused", reason=" ".join(str(error).split()).rstrip("."))]
+    return []

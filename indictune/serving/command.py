@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from indictune.config.recipe import read_arguments
 from indictune.config.serving_arguments import ServeArguments
 from indictune.errors import Problems
-from indictune.extras import check_extra
+from indictune.versions import check_extra
 
 
 def serve_command(argv: Sequence[str]) -> int:

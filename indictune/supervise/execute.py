@@ -26,8 +26,8 @@ from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed import elastic, launch, node_meeting
-from indictune.distributed.divergence import DivergedError
+from indictune.distributed import launch, node_meeting, process_group
+from indictune.distributed.agreement import DivergedError
 from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
@@ -36,8 +36,8 @@ from indictune.hub.upload import PushError
 from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
 from indictune.supervise import run_folder
-from indictune.supervise.supervised_run import SupervisedRun
-from indictune.training.nonfinite import NonFiniteLossError
+from indictune.supervise.watchdog import SupervisedRun
+from indictune.training.bad_steps import NonFiniteLossError
 
 # How long another rank waits for rank 0 to report. The user's mistakes are the same on all ranks, on machines however
 # busy. A failure may be this rank's alone, and holds up the others.
@@ -77,8 +77,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     shares_rows = bool(replaceable) or training.max_tokens_per_device is not None
     fixed_rows = None if shares_rows else rows_at_once
-    world = elastic.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
-    if elastic.limit(os.environ) and not replaceable:
+    world = process_group.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
+    if process_group.limit(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
     if _is_finished(run):
@@ -87,7 +87,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
             _report(run, end)
         return run_folder.EXIT_CODES[end.state]
     if world.idle and run.rank >= world.used:
-        return elastic.idle()
+        return process_group.idle()
     if _was_stopped_before(run):
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
@@ -121,10 +121,10 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
     torchrun takes exit code 75 for a failure, and with `--max-restarts` starts a stopped run again. On several nodes
     that is right: the request may be to one node alone, and the others continue.
     """
-    newest = next(map(store.read_manifest, store.listed(run.output_dir)), None)
+    newest = next(map(store.read_manifest, store.checkpoints_in(run.output_dir)), None)
     here = launch.local_world_size_of(os.environ)
     was_elsewhere = newest is not None and newest.world_size > here
-    if not elastic.count(os.environ) or not run.ranks.all_here or was_elsewhere:
+    if not process_group.count(os.environ) or not run.ranks.all_here or was_elsewhere:
         return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from indictune.distributed import elastic, launch
+from indictune.distributed import launch, process_group
 from indictune.files import write_whole
 from indictune.progress import Progress
 
@@ -83,7 +83,7 @@ class Ranks:
         """The ranks of a launch, by the environment variables of the launcher."""
         rank, world_size = launch.rank_of(environ), launch.world_size_of(environ)
         all_here = launch.is_one_node(environ)
-        return cls(logs, rank, world_size, elastic.attempt(environ), all_here)
+        return cls(logs, rank, world_size, process_group.attempt(environ), all_here)
 
     def begin(self) -> None:
         """Write the first heartbeat. Before this call the folder may belong to another run."""

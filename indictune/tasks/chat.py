@@ -19,31 +19,28 @@ from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArgumen
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.chat_tokens import answer_ends
+from indictune.data.chat.chat_tokens import answer_ends, choose_template
+from indictune.data.chat.conversations import ConversationSplits, chat_sources, evaluated_file, load_conversations
+from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.conversations import ConversationSplits, evaluated_file, load_conversations, sources_of
 from indictune.data.findings import warnings
 from indictune.data.health import Health, Split, measure, measured_once
-from indictune.data.mixture import mixture_of
-from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
-from indictune.data.row_sources import SPLITS
-from indictune.data.templates import choose_template
+from indictune.data.read.row_sources import SPLITS
+from indictune.data.row_choice import mixture_of, split_of
 from indictune.data.tokenizer_health import language_table
 from indictune.data.unknown_tokens import check_unknown
-from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.console_tables import scores_table
 from indictune.evaluation.score_names import WORST, WRITTEN
 from indictune.evaluation.sums import answers
-from indictune.models.adapter_base import continues_texts
+from indictune.models.adapters import continues_texts
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
-from indictune.models.load import Model, load_tokenizer
-from indictune.models.position_limits import positions_of
+from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
-from indictune.tasks.objective import Batch, Collator, Objective, facts_of
+from indictune.tasks.objective import Batch, Collator, Objective, row_facts
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Samples, Task, TestTokens, Tokens
 
 if TYPE_CHECKING:
@@ -88,7 +85,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
-        sources = problems.attempt(sources_of, plan.data, problems)
+        sources = problems.attempt(chat_sources, plan.data, problems)
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         if tokenizer is not None and sources is not None:
             problems.attempt(check_template, tokenizer, plan.data, sources)
@@ -107,7 +104,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
         positions = None if plan.model_config is None else positions_of(plan.model_config)
-        chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
+        chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
         assert train is not None
         health = measured_once([chats.folder.name], partial(_measured, chats, rows))
@@ -159,7 +156,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert test is not None
         assert template is not None
         positions = None if plan.model_config is None else positions_of(plan.model_config)
-        chats = tokenise_splits(test, tokenizer, template, asked, positions)
+        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
         return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)
@@ -224,7 +221,7 @@ class Answers(Objective):
     def breakdown(
         self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
     ) -> Breakdown | None:
-        return break_down("answers", facts_of(dataset, scripts), answers(*results), lower_is_better=True)
+        return break_down("answers", row_facts(dataset, scripts), answers(*results), lower_is_better=True)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_answers(block)

@@ -13,18 +13,14 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.class_weights import as_tensor, check_file, class_weights
 from indictune.data.findings import warnings
 from indictune.data.health import Health, Split, measure, measured_once
-from indictune.data.labels import label_counts
+from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, check_file, class_weights, label_counts
 from indictune.data.load_rows import Splits, load_splits, load_test_rows
-from indictune.data.long_texts import usual_length
-from indictune.data.mixture import mixture_of
-from indictune.data.row_sources import SPLITS, gives_lists_of_labels, sources_of
-from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.data.tokenisation import tokenise_splits, tokenizer_parts
+from indictune.data.read.row_sources import SPLITS, gives_lists_of_labels, text_sources
+from indictune.data.row_choice import mixture_of, split_of
+from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.data.unknown_tokens import check_unknown
-from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.score_names import RATIOS, WORST
 from indictune.models.adapters import HEAD_NAMES
@@ -34,12 +30,12 @@ from indictune.models.classifier import (
     label_order,
     load_classifier,
     load_classifier_config,
+    note_reading,
+    recorded_reading,
 )
 from indictune.models.config_shapes import check_shapes
 from indictune.models.learned_vocabulary import with_vocabulary
-from indictune.models.load import Model, load_tokenizer
-from indictune.models.position_limits import positions_of
-from indictune.models.text_reading import note_reading, recorded_reading
+from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
@@ -115,7 +111,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         problems.attempt(check_file, plan.training.class_weights)
-        return Inputs(tokenizer, problems.attempt(sources_of, plan.data, problems))
+        return Inputs(tokenizer, problems.attempt(text_sources, plan.data, problems))
 
     def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> ClassifiedRows | None:
         if inputs.sources is None:

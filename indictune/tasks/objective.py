@@ -23,7 +23,7 @@ Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]
 
 
-def facts_of(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
+def row_facts(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
     """Of whom the rows of an evaluation are."""
     return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 

@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
+from indictune.data.chat.messages import Message
 from indictune.data.health import Health
 from indictune.data.languages import scripts_of
-from indictune.data.messages import Message
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import RowFacts
 from indictune.models.load import Model
-from indictune.tasks.objective import Objective, facts_of
+from indictune.tasks.objective import Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -66,7 +66,7 @@ class Samples:
         """Of whom the rows are."""
         assert self.rows is not None
         texts = ("\n".join(message["content"] for message in chat) for chat in self.chats)
-        return facts_of(self.rows, scripts_of(texts, self.rows["language"][:]))
+        return row_facts(self.rows, scripts_of(texts, self.rows["language"][:]))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
-from indictune.tasks.objective import Batch, Collator, Objective, facts_of
+from indictune.tasks.objective import Batch, Collator, Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -147,7 +147,7 @@ class SingleLabel(TextObjective):
 
         is_right = predicted == references
         calibration = calibration_of(logs, is_right, self.temperature) if logs.ndim == 2 else None  # not in training
-        return break_down("single_label", facts_of(dataset, scripts), group, names, calibration)
+        return break_down("single_label", row_facts(dataset, scripts), group, names, calibration)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_for_trainer(block) | {"ece": block["ece"]}
@@ -188,7 +188,7 @@ class Regression(TextObjective):
         self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
     ) -> Breakdown | None:
         scored = numbers(results[0], np.asarray(dataset["labels"][:]))
-        return break_down("regression", facts_of(dataset, scripts), scored)
+        return break_down("regression", row_facts(dataset, scripts), scored)
 
 
 class MultiLabel(TextObjective):
@@ -226,7 +226,7 @@ class MultiLabel(TextObjective):
         self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
     ) -> Breakdown | None:
         scored = several_labels(results[0] >= self.threshold, np.asarray(dataset["labels"][:]), self._class_names)
-        return break_down("multi_label", facts_of(dataset, scripts), scored, self._class_names)
+        return break_down("multi_label", row_facts(dataset, scripts), scored, self._class_names)
 
     def tables(self, block: dict[str, Any]) -> str:
         return f"{super().tables(block)}\n\n{per_label_table(block)}"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedConfig
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import DataArguments, ModelArguments
@@ -18,19 +23,54 @@ from indictune.data.health import Split, measure
 from indictune.data.rows import text_keys
 from indictune.data.same_texts import repeated_rows
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
-from indictune.data.tokenisation import check_lengths
+from indictune.data.text.tokenisation import check_lengths
 from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
-from indictune.evaluation.entities import entity_kinds
+from indictune.evaluation.breakdown import Breakdown, break_down
+from indictune.evaluation.entities import entity_kinds, entity_metrics, entity_scores, predicted_tags
 from indictune.evaluation.score_names import RATIOS
 from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
+from indictune.tasks.objective import Batch, row_facts
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
-from indictune.tasks.token_tags import TokenTags
+from indictune.tasks.text_objectives import TextObjective
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+class TokenTags(TextObjective):
+    """The tag of each word. Entities are compared whole, as seqeval does."""
+
+    kind = AutoModelForTokenClassification
+    METRICS = ("precision", "recall", "f1")
+    loss = ExactLoss()
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted tag of each token that carries one [rows, tokens], and the summed loss."""
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.float()
+        losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
+        return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        predicted, losses = results
+        tags, is_read, languages = (dataset[name][:] for name in ("tags", "is_read", "language"))
+        return entity_metrics(predicted, losses, tags, is_read, languages, class_names(self.config))
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        names = class_names(self.config)
+        given = predicted_tags(results[0], dataset["is_read"][:], names)
+        for tags, predicted in zip(dataset["tags"][:], given, strict=True):
+            yield {"label": [names[tag] for tag in tags], "predicted": predicted}
+
+    def breakdown(
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
+    ) -> Breakdown | None:
+        names = class_names(self.config)
+        scored = entity_scores(results[0], dataset["tags"][:], dataset["is_read"][:], names)
+        return break_down("entities", row_facts(dataset, scripts), scored, names)
+
 
 Plan = RunPlan[DataArguments, Args]
 ENTITY_SCORES = ("f1", "precision", "recall")

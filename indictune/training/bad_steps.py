@@ -1,19 +1,101 @@
-"""The record of steps whose loss or gradient is NaN or infinite, and the errors that end a run at such a step."""
+"""Steps whose loss or gradient is NaN or infinite: found on the device, recorded, left out or the end of a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import collectives
 from indictune.distributed.deepspeed_config import leaves_bad_steps_out
 from indictune.errors import problem
 from indictune.files import Record, json_line, keep_lines
-from indictune.training.nonfinite import NonFiniteLossError
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss, gradient or weight is NaN or infinite. The last checkpoint is from before that."""
+
+
+def is_below_one(scaler: torch.amp.GradScaler | None) -> bool | torch.Tensor:
+    """Whether fp16's loss scaling has found no scale: a bool scalar, on the device where there is one.
+
+    The scaler halves the scale at each step whose gradient is NaN or infinite, and skips the step. If a scale of 1 is
+    too large, a smaller one does not help: every step would be skipped.
+    """
+    if scaler is None or not scaler.is_enabled():
+        return False
+    scale = scaler._scale  # `get_scale` waits for the device (torch 2.13); None before the first loss
+    return False if scale is None else scale < 1
+
+
+class NonFinite:
+    """Whether a loss or a gradient's norm was NaN or infinite since the last `take`.
+
+    Attributes:
+        loss: summed over the micro-batches since the last `take`: a scalar on the device; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self._flag: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Note a micro-batch's share of the step's loss."""
+        self.note(loss)
+        self.loss = loss if self.loss is None else self.loss + loss
+
+    def note(self, number: torch.Tensor | float) -> None:
+        """Note a scalar. Of a scalar that is spread over ranks, this rank's part counts."""
+        if isinstance(number, DTensor):
+            number = number.to_local()
+        if isinstance(number, torch.Tensor):
+            flag = ~torch.isfinite(number.detach())
+        elif math.isfinite(number):
+            return  # without a tensor, which would wait for the device
+        else:
+            flag = torch.tensor(True)
+        self._flag = flag if self._flag is None else self._flag | flag.to(self._flag.device)
+
+    def take(self) -> torch.Tensor | None:
+        """The flag, not yet read: a bool scalar on the device; None where nothing was noted. Begins a new step."""
+        flag, self._flag, self.loss = self._flag, None, None
+        return flag
+
+
+class CollectiveFlags:
+    """Flags combined over all ranks, and copied from the device to the host while the next step or batch runs.
+
+    Args:
+        flags: of this rank, known to the host or scalars on the device.
+        device: that this rank computes on.
+    """
+
+    def __init__(self, *flags: bool | torch.Tensor, device: torch.device) -> None:
+        # `torch.full` hands its number to a kernel; `torch.tensor` would copy it, and wait for the copy.
+        known = [each if isinstance(each, torch.Tensor) else torch.full((), each, device=device) for each in flags]
+        combined = torch.stack(known).int()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(combined, op=torch.distributed.ReduceOp.MAX)
+        self._copied = torch.Event(combined.device) if combined.device.type != "cpu" else None
+        if self._copied is None:
+            self._on_host = combined
+        else:  # into pinned memory, because a copy to any other waits
+            self._on_host = torch.empty_like(combined, device="cpu", pin_memory=True).copy_(
+                combined, non_blocking=True
+            )
+            self._copied.record()
+
+    def read(self) -> list[bool]:
+        """Whether any rank has set each flag."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [bool(flag) for flag in self._on_host.tolist()]
+
 
 FILE = "nonfinite.jsonl"
 _ROWS_IN_MESSAGE = 5  # the record has all rows

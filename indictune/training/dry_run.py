@@ -19,7 +19,7 @@ from indictune.distributed.planning.memory import Memory, estimate_memory, micro
 from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
-from indictune.models.parameter_counts import ParameterCounts, meta_model
+from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run

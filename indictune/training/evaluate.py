@@ -16,15 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, unresolved
-from indictune.config.recipe import Recipe, read_recipe
-from indictune.config.trained_recipe import configuration_of
+from indictune.config.recipe import Recipe, configuration_of, read_recipe
 from indictune.distributed import model_split, sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
-from indictune.models.adapter_base import config_file
-from indictune.models.load import Model, check_vocabulary, load_tokenizer
-from indictune.models.position_limits import check_max_length, positions_of
-from indictune.models.text_reading import recorded_reading
+from indictune.models.adapters import config_file
+from indictune.models.classifier import recorded_reading
+from indictune.models.load import Model, check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.preflight.values import check_long_texts, check_samples
@@ -33,8 +31,7 @@ from indictune.tasks.all_tasks import task_of
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Task
 from indictune.training.chat_trainer import LlamaTrainer
-from indictune.training.classifier_trainer import IndicTrainer
-from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up
 
@@ -146,7 +143,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = _trainer(model, args, test.rows, tokenizer, objective, plan.launch)
-    model_split.prepare(trainer, trainer.mesh)
+    model_split.prepare_split_model(trainer, trainer.mesh)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, test, asked.test_file)
 

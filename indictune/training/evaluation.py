@@ -18,7 +18,7 @@ from transformers.trainer_utils import speed_metrics
 
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
-from indictune.distributed.context_rows import summed
+from indictune.distributed.context import summed_over_context
 from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.progress import OWN_PROGRESS
 from indictune.training.samples import answers_to, scores_of_samples
@@ -82,7 +82,7 @@ def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     """What the task measures of each row, each [rows], in the dataset's order."""
-    model = prepared(trainer)
+    model = prepared_model(trainer)
     model.eval()
     loader, handler, args = trainer.evaluation_loader(dataset), trainer.callback_handler, trainer.args
     handler.eval_dataloader = loader
@@ -116,12 +116,12 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
         if trainer.pipeline is None:
-            return row_numbers, *summed(trainer.objective.measure(model, inputs), trainer.context)
+            return row_numbers, *summed_over_context(trainer.objective.measure(model, inputs), trainer.context)
         measured = trainer.pipeline.measure(inputs, lambda: trainer.objective.measure(model, dict(inputs)))
         return None if measured is None else (row_numbers, *measured)
 
 
-def prepared(trainer: TaskTrainer) -> nn.Module:
+def prepared_model(trainer: TaskTrainer) -> nn.Module:
     """The model. accelerate prepares it, if no training has done so."""
     assert trainer.model is not None
     accelerator = trainer.accelerator

@@ -1,4 +1,4 @@
-"""The trainer of all tasks: exact batches, exact evaluation, whole models."""
+"""The trainer of all tasks: exact batches, exact loss and evaluation, whole models."""
 
 from __future__ import annotations
 
@@ -18,35 +18,31 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
-from indictune.checkpoint.rng_state import RandomStates
-from indictune.checkpoint.save import Checkpoints, RunFacts
+from indictune.checkpoint.save import Checkpoints, ManifestFacts
 from indictune.checkpoint.snapshots import Snapshots
-from indictune.checkpoint.train_state import Counters, TrainState
+from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import Launch
+from indictune.config.plan import SINGLE, Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
-from indictune.distributed import model_split, sharding, tf32
+from indictune.distributed import devices, model_split, sharding
 from indictune.distributed.axes import shown_axes
 from indictune.distributed.communication import set_up_communication, settle_buckets
-from indictune.distributed.context_attention import share_tokens
+from indictune.distributed.context import share_tokens
+from indictune.distributed.model_split import sent_weights
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.pipeline.engine import cut_into_stages
-from indictune.distributed.sent_weights import sent_weights
 from indictune.hub.push import make_repository
 from indictune.models.load import Model
-from indictune.progress import OWN_PROGRESS
+from indictune.models.unpadded import classify_unpadded
+from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped, StopRequest
-from indictune.tasks.objective import Batch
-from indictune.training.callbacks.epoch_shuffle import EpochShuffle
-from indictune.training.callbacks.keep_records import KeepRecords
-from indictune.training.callbacks.pipeline_bubble import PipelineBubble
-from indictune.training.callbacks.throughput import Throughput
-from indictune.training.drop_bad_steps import drop_if_bad
+from indictune.tasks.objective import Batch, Objective
+from indictune.training.bad_steps import NonFinite
+from indictune.training.callbacks.throughput import PipelineBubble, Throughput
+from indictune.training.callbacks.trainer_repairs import EpochShuffle, KeepRecords
 from indictune.training.evaluation import evaluate_rows
-from indictune.training.nonfinite import NonFinite
-from indictune.training.task_trainer import TaskTrainer
-from indictune.training.write_model import write_model
+from indictune.training.task_trainer import TaskTrainer, drop_if_bad, write_model
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +87,7 @@ class ExactTrainer(TaskTrainer):
             **settings,
         )
         set_up_communication(self.accelerator, args, model)
-        tf32.put_back(args)
+        devices.put_back(args)
         self.nonfinite, self.stop_request = NonFinite(), StopRequest()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self.add_callback(KeepRecords(self))
@@ -140,7 +136,7 @@ class ExactTrainer(TaskTrainer):
             states.restore()
             self.restore_unlogged(unlogged)
         loss = step()
-        model_split.average_gradients(self, self.launch, self.mesh)
+        model_split.average_split_gradients(self, self.launch, self.mesh)
         self.nonfinite.note_loss(loss)
         return loss
 
@@ -236,13 +232,13 @@ class ExactTrainer(TaskTrainer):
         """Prepare, then restore by `TrainState`: the Trainer refuses what another strategy has saved."""
         if self.pipeline is not None:
             self.pipeline.prepare(self)
-        model_split.prepare(self, self.mesh)
+        model_split.prepare_split_model(self, self.mesh)
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
         digests = self.data_digest, self.validation_digest
         axes = shown_axes(self.launch)
-        facts = RunFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
+        facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
         state = self._train_state()
         self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
@@ -285,3 +281,37 @@ class ExactTrainer(TaskTrainer):
         else:
             logger.warning("The model is that of the last step, %d, and not the best", state.global_step)
             state.best_global_step = state.best_metric = None
+
+
+class IndicTrainer(ExactTrainer):
+    """Trains a model towards an objective.
+
+    Args:
+        objective: loss, collation and metrics. The other arguments are those of `ExactTrainer`.
+    """
+
+    args: IndicTrainingArguments
+
+    def __init__(
+        self,
+        model: Model,
+        args: IndicTrainingArguments,
+        train_dataset: Dataset | None,
+        eval_dataset: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+        objective: Objective,
+        padded: bool = True,
+        launch: Launch = SINGLE,
+    ) -> None:
+        self.objective = objective
+        loss = objective.loss
+
+        def recorded_loss(*args: Any, **settings: Any) -> Any:
+            OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
+            return None if loss is None else loss(*args, **settings)
+
+        super().__init__(
+            model, args, train_dataset, eval_dataset, tokenizer, padded, launch, compute_loss_func=recorded_loss
+        )
+        if not padded:
+            classify_unpadded(model)

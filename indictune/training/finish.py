@@ -19,7 +19,7 @@ from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
-from indictune.config.trained_recipe import configuration_of
+from indictune.config.recipe import configuration_of
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
@@ -35,7 +35,7 @@ from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.baseline import add_baseline
 from indictune.training.data_facts import data_facts
-from indictune.training.evaluation import prepared
+from indictune.training.evaluation import prepared_model
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.predictions import Findings
 from indictune.training.samples import write_samples
@@ -122,7 +122,7 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     with findings.writing():
         for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
             if dataset is not None:
-                metrics[_BLOCKS[split]] = evaluate(trainer, findings, dataset, split, tokens.origins.get(split))
+                metrics[_BLOCKS[split]] = evaluate_split(trainer, findings, dataset, split, tokens.origins.get(split))
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
@@ -136,12 +136,12 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     if trainer.args.should_save:
         write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
         if trainer.args.report:
-            report(run, texts=not trainer.args.push_to_hub)
+            report_run(run, texts=not trainer.args.push_to_hub)
     if trainer.args.push_to_hub and run.rank == 0:
         push.push(run.output_dir, trainer.args)
 
 
-def report(run: Run, texts: bool) -> None:
+def report_run(run: Run, texts: bool) -> None:
     """Write `report.html`. If that fails it is a warning: the model is there."""
     try:
         path = write_report([run.output_dir], texts=texts)
@@ -159,7 +159,7 @@ def wants_baseline(run: Run, findings: Findings) -> bool:
     return asked and any(each.kind == "single_label" for each in findings.breakdowns.values())
 
 
-def evaluate(
+def evaluate_split(
     trainer: ExactTrainer, findings: Findings, dataset: Dataset, split: str, origins: Origins | None
 ) -> dict[str, Any]:
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it.
@@ -205,10 +205,10 @@ def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: 
     findings = Findings(run)
     if test.samples is not None:
         trainer.samples = test.samples
-        prepared(trainer)
+        prepared_model(trainer)
         write_samples(trainer, run, test.samples)
     with findings.writing():
-        tested = evaluate(trainer, findings, test.rows, "test", test.origins)
+        tested = evaluate_split(trainer, findings, test.rows, "test", test.origins)
     path = os.path.abspath(test_file)
     if trainer.args.should_save:
         write_json(run.output_dir / TEST_FILE, {"test_file": path})

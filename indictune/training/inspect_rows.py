@@ -17,7 +17,7 @@ from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health import check_health
 from indictune.errors import problems_of
-from indictune.models.position_limits import positions_of
+from indictune.models.load import positions_of
 from indictune.training.prepare import Prepared, prepared, show_rows, task_of_flags
 
 _IN_COLOUR = ("\x1b[1;32m", "\x1b[0m")

@@ -18,12 +18,12 @@ from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED, BadRows
-from indictune.data.file_names import files_named
-from indictune.data.messages import forms_of, instances_of
-from indictune.data.read_files import read_records
-from indictune.data.row_sources import SPLITS
+from indictune.data.chat.messages import forms_of, instances_of
+from indictune.data.read.open_files import files_named
+from indictune.data.read.read_files import read_records
+from indictune.data.read.row_sources import SPLITS
 from indictune.errors import UserError, problems_of
-from indictune.models.position_limits import check_max_length
+from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens

@@ -12,14 +12,14 @@ from typing import Any
 
 from datasets import Dataset
 
-from indictune.checkpoint import compatibility, flag_files
-from indictune.checkpoint.digests import validation_digest
+from indictune.checkpoint import compatibility
+from indictune.checkpoint.compatibility import validation_digest
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import UNRECORDED_FIELDS
 from indictune.data.cache import file_digest
-from indictune.data.row_sources import SPLITS
-from indictune.distributed import collectives, rank_values, sharding
-from indictune.distributed.rank_values import Values
+from indictune.data.read.row_sources import SPLITS
+from indictune.distributed import agreement, collectives, sharding
+from indictune.distributed.agreement import Values
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
 from indictune.tasks.protocol import Tokens
@@ -43,7 +43,7 @@ _DIGITS = 12  # of a digest in a message
 
 
 def check_alike(
-    trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: flag_files.Content
+    trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: compatibility.Content
 ) -> None:
     """Refuse to train if a rank has other rows or flags than rank 0. All ranks must call it.
 
@@ -61,19 +61,19 @@ def check_alike(
     if trainer.args.world_size == 1:
         return
     values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
-    own = rank_values.shown(values | flags_of_steps(given, in_files))
-    everyone = collectives.gather_from_all((rank_values.host(), own))
+    own = agreement.short_values(values | flags_of_steps(given, in_files))
+    everyone = collectives.gather_from_all((agreement.host(), own))
     host_of_0, expected = everyone[0]
     found = [
         difference
         for rank, (host, of_rank) in enumerate(everyone)
-        for difference in rank_values.differences(rank, host, of_rank, expected)
+        for difference in agreement.differences(rank, host, of_rank, expected)
     ]
-    if problems := rank_values.problems_of(found, host_of_0):
+    if problems := agreement.rank_problems(found, host_of_0):
         raise UserError(problems=problems)
 
 
-def flags_of_steps(given: Mapping[str, Any], in_files: flag_files.Content) -> dict[str, Any]:
+def flags_of_steps(given: Mapping[str, Any], in_files: compatibility.Content) -> dict[str, Any]:
     """The flags that all ranks must have alike, and the contents of files that flags name."""
     return {
         "class weights": in_files.get("class_weights", given.get("class_weights")),
@@ -87,7 +87,7 @@ def compared_flags(given: Iterable[str]) -> set[str]:
     return {name for name in given if compatibility.changes_steps(name) and name not in _NOT_COMPARED} | _TOGETHER
 
 
-def values_of_node(plan: AnyPlan, in_files: flag_files.Content) -> Values:
+def values_of_node(plan: AnyPlan, in_files: compatibility.Content) -> Values:
     """What all nodes must have alike before a row is read: code, packages, flags, strategy file and model."""
     model = plan.model_values | {"_name_or_path": ""}
     return {
@@ -96,7 +96,7 @@ def values_of_node(plan: AnyPlan, in_files: flag_files.Content) -> Values:
         "version of python": platform.python_version(),
         **{f"version of {name}": version for name, version in versions_of(_PACKAGES).items()},
         **flags_of_steps(plan.recipe.values, in_files),
-        **rank_values.of_strategy(plan.launch, plan.environ),
+        **agreement.of_strategy(plan.launch, plan.environ),
         "commit of the model": model.pop("_commit_hash", None),
         "configuration of the model": _digest_of(json.dumps(model, sort_keys=True, default=str)),
     }

@@ -15,9 +15,8 @@ from indictune.distributed.planning.micro_batches import RowLengths, unknown_len
 from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problems, problems_of
-from indictune.models.load import stored_quantisation
-from indictune.models.parameter_counts import meta_model
-from indictune.models.position_limits import check_max_length
+from indictune.models.config_shapes import meta_model
+from indictune.models.load import check_max_length, stored_quantisation
 from indictune.tasks.protocol import Task
 
 # Flags that name rows.

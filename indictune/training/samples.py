@@ -12,7 +12,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from indictune.data.chat_tokens import answer_ends, prompt_ids
+from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.written_answers import written_answers
 from indictune.files import SAMPLES, write_whole

@@ -1,49 +1,54 @@
-"""From a plan to a run that may train: batches are cut, the process group is up, the resume point is chosen."""
+"""From a plan to a run that trains: batches cut, process group up, resume point chosen, model loaded."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import time
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from transformers import set_seed
+from transformers.trainer_utils import TrainOutput
 
-from indictune.checkpoint import compatibility, flag_files, snapshots, store, trust
+from indictune.checkpoint import compatibility, resume, snapshots, store
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
+from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health import check_health
 from indictune.distributed import (
     batch_size,
     collectives,
-    launch_check,
     node_disks,
     node_meeting,
     process_group,
+    sharding,
     strategy_file,
 )
-from indictune.distributed.cpu_time import check_cpu_time
+from indictune.distributed.agreement import Values
+from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.doctor.quick import check_ranks
-from indictune.distributed.pipeline.limits import check_micro_batches
-from indictune.distributed.rank_values import Values
-from indictune.distributed.sent_weights import splits_one_model
+from indictune.distributed.model_split import splits_one_model
+from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import Problem, Problems, UserError
-from indictune.files import AUTO, METRICS, RECIPE, write_yaml
+from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.derive import checked_accumulation
-from indictune.preflight.schedule import check_evaluations
-from indictune.preflight.values import check_metric_of_rows
+from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
 from indictune.tasks.protocol import Rows, Task, Tokens
-from indictune.training.rank_consistency import values_of_node, values_of_rows
+from indictune.training.callbacks.register import watch
+from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
+from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.rank_consistency import check_alike, values_of_node, values_of_rows
 
 logger = logging.getLogger("indictune")
 
@@ -158,11 +163,11 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     run.warn(strategy_file.notes(plan))
     if plan.launch.from_file:
         logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
-    decided = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)
+    decided = process_group.start_process_group(plan.launch, os.environ, plan.training.ddp_timeout)
     plan = plan.derive(**decided, **({} if run.shows_bars else {"disable_tqdm": True}))
     args = plan.recipe.build(type(plan.training), **plan.derived)
-    launch_check.check_came_up(plan.launch, args)
-    run.warn(launch_check.use_one_gpu(args, plan.model.device_map))
+    sharding.check_came_up(plan.launch, args)
+    run.warn(sharding.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
     run.plan = plan
     return plan, args
@@ -190,7 +195,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     point = choose_resume_point(output_dir, asked, reader)
     run.warn(point.warnings)
     for each in filter(None, (point.checkpoint, point.best)):
-        trust.check_trusted(each, output_dir, trusts)
+        resume.check_trusted(each, output_dir, trusts)
     if point.checkpoint is not None:
         now = resolved(plan.model, plan.data, args)
         compatibility.check_fits(point.checkpoint, plan.launch, now, plan.model_values)
@@ -200,9 +205,9 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     return point
 
 
-def flag_contents(plan: AnyPlan) -> flag_files.Content:
+def flag_contents(plan: AnyPlan) -> compatibility.Content:
     """The values in files that flags name, as far as they change the steps."""
-    return flag_files.read(plan.configuration, plan.launch.deepspeed)
+    return compatibility.read(plan.configuration, plan.launch.deepspeed)
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
@@ -215,4 +220,29 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint
         (plan.output_dir / METRICS).unlink(missing_ok=True)
         whole |= compatibility.kept_settings(point.checkpoint)
         write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
-        flag_files.write(plan.output_dir, flag_contents(plan))
+        compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
+
+
+def run_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
+
+    `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.
+
+    Raises:
+        UserError: the checkpoint, or another rank, has other rows.
+    """
+    trainer.validation_origins, trainer.samples = tokens.origins.get("validation"), tokens.samples
+    watch(trainer, plan, run, point, tokens.row_location)
+    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+    if point.checkpoint is not None:
+        check_rows(trainer, point.checkpoint)
+    if tokens.folder is not None:
+        keep_rejected(tokens.folder, plan.output_dir, run.rank)
+    write_recipe(plan, trainer.args, point)
+    if tokens.health is not None and run.rank == 0:
+        write_json(plan.output_dir / HEALTH, tokens.health.as_json())
+    run.trainer = trainer
+    try:
+        return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
+    except NothingLeft:
+        return cast(TrainOutput, trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]

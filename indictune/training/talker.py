@@ -21,14 +21,11 @@ from transformers import (
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import TalkArguments
-from indictune.data.chat_tokens import answer_ends, prompt_ids
-from indictune.data.messages import Message
-from indictune.data.templates import PLAIN, choose_template
+from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template, prompt_ids
+from indictune.data.chat.messages import Message
 from indictune.errors import UserError
-from indictune.models.adapter_base import config_file, continues_texts
-from indictune.models.load import Model, check_vocabulary, load_tokenizer
-from indictune.models.own_model import own_model
-from indictune.models.position_limits import positions_of
+from indictune.models.adapters import config_file, continues_texts, without_adapter
+from indictune.models.load import Model, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.trained import load_trained, trained_config
 
 
@@ -134,7 +131,7 @@ def open_model(args: TalkArguments) -> Talker:
 
 def _settings(temperature: float, model: Model, tokenizer: PreTrainedTokenizerBase, template: str) -> GenerationConfig:
     """How tokens are drawn, and which ones end an answer. Other settings saved with the model do not count."""
-    base = own_model(model)
+    base = without_adapter(model)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
     drawn = {"temperature": temperature} if temperature > 0 else {}

@@ -1,38 +1,44 @@
-"""The state of a trainer and its questions to the task, without overrides of transformers' Trainer."""
+"""The state of a trainer, what it asks its task, and how it skips bad steps and writes its model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import logging
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
+from peft import PeftModel
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from indictune.checkpoint import store
-from indictune.checkpoint.digests import data_digest, validation_digest
-from indictune.checkpoint.save import Checkpoints
+from indictune.checkpoint.compatibility import data_digest, validation_digest
+from indictune.checkpoint.resume import AllRanksReader, check_trusted, newest_whole
+from indictune.checkpoint.save import Checkpoints, planned_checkpoints
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
-from indictune.distributed import node_disks
-from indictune.distributed.context_rows import own_tokens
+from indictune.distributed import node_disks, sharding
+from indictune.distributed.context import own_tokens
+from indictune.distributed.model_state import write_weights
 from indictune.distributed.pipeline.engine import Pipeline
 from indictune.evaluation.breakdown import Breakdown
+from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
+from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.tasks.protocol import Origins, Samples
-from indictune.training.bad_steps import BadSteps
-from indictune.training.collective_flags import CollectiveFlags
-from indictune.training.nonfinite import NonFinite
+from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
 
 
 class TaskTrainer(Trainer):
@@ -146,3 +152,103 @@ class TaskTrainer(Trainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
         )
+
+
+logger = logging.getLogger(__name__)
+
+
+def drop_if_bad(trainer: TaskTrainer) -> None:
+    """Leave a bad step out before the optimizer takes it. All ranks must call it, and wait for each other.
+
+    Both `skip` and `rollback` drop its gradient. `rollback` also restores weights and optimizer states from the last
+    checkpoint before it that the run saved by its own plan: a stop must not change the result. Rows and the schedule
+    of the learning rate continue.
+
+    Raises:
+        NonFiniteLossError: there were more than `--max_nonfinite_steps`, or no checkpoint to roll back to.
+        UserError: others may have written that checkpoint.
+    """
+    loss_here, flag = trainer.nonfinite.loss, trainer.nonfinite.take()
+    if flag is None:
+        return
+    if not CollectiveFlags(flag.to(trainer.args.device), device=trainer.args.device).read()[0]:
+        trainer.nonfinite.loss = loss_here  # `StepFlags` reports it where fp16 has found no scale
+        return
+    trainer.checkpoints.finish()  # it was begun before that step
+    step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
+    loss = mean_over_ranks(loss_here)
+    count, limit = trainer.bad_steps.count, trainer.args.max_nonfinite_steps
+    if count >= limit:
+        raise trainer.bad_steps.stop("too-many-nonfinite-steps", step, loss, count=count, limit=limit)
+    trainer.model_wrapped.zero_grad()
+    if action == "rollback":
+        _roll_back(trainer, step, loss)
+    rows = trainer.bad_steps.note(step, action, loss)
+    logger.warning(
+        "the loss or the gradient of step %d is NaN or infinite: %s; its loss was %.4g; its rows: %s",
+        *(step, action, loss, rows),
+    )
+
+
+def _roll_back(trainer: TaskTrainer, step: int, loss: float) -> None:
+    output_dir = Path(str(trainer.args.output_dir))
+    reader = AllRanksReader(trainer.args, trainer.trusts_checkpoint, trainer.disks_group)
+    earlier = [path for path in reader.listed(planned_checkpoints(output_dir)) if store.step_of(path) < step]
+    whole, damaged = newest_whole(earlier, reader)
+    for path, problems in damaged.items():
+        logger.warning("Passed over %s: %s", path.name, "; ".join(problems[:3]))
+    if whole is None:
+        raise trainer.bad_steps.stop("no-checkpoint-to-roll-back-to", step, loss)
+    check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
+    assert trainer.lr_scheduler is not None
+    assert trainer.optimizer is not None
+    schedule = trainer.lr_scheduler.state_dict()
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    trainer.checkpoints.state.model.restore(whole)
+    trainer.lr_scheduler.load_state_dict(schedule)
+    for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):  # some schedules only change it
+        group["lr"] = rate
+
+
+def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) -> None:
+    """Write a model with what the library's saving leaves out. All ranks must call it.
+
+    Rank 0 alone writes. The Trainer (5.23) would also write on other disks, where no rank has whole weights: it fails
+    with "KeyError", or writes empty tensors. `node_disks.give_files` brings the model there.
+
+    Args:
+        trainer: of the model.
+        folder: is made on every disk. A checkpoint's may get shards later, in place of whole weights.
+        save: the library's saving, into `folder`.
+    """
+    args, is_checkpoint = trainer.args, folder.name.startswith(store.PREFIX)
+    if args.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+    with node_disks.rank_0_alone_saves(args):
+        model = sharding.unwrapped(trainer)
+        if args.should_save:
+            sharding.save_code(model, folder)
+        write_weights(trainer, folder, is_checkpoint, save, trainer.pipeline)
+        if not args.should_save:
+            return
+        save_adapter_extras(model, folder)
+        save_whole_vocabulary(model, folder)
+        if is_checkpoint:
+            save_row_ids(model, folder)
+            if not list(folder.glob("*.safetensors")):  # in shards, which do not say which model they belong to
+                _save_description(model, folder)
+                cast(PreTrainedTokenizerBase, trainer.processing_class).save_pretrained(folder)
+
+
+def _save_description(model: nn.Module, folder: Path) -> None:
+    """Save configuration and generation settings, or an adapter's; `save_adapter_extras` saves the rest of it."""
+    if isinstance(model, PeftModel):
+        adapter = copy.copy(model.peft_config[model.active_adapter])
+        adapter.inference_mode = True
+        adapter.save_pretrained(str(folder))
+        return
+    plain = cast(PreTrainedModel, model)
+    plain.config.architectures = [sharding.architecture_of(model)]
+    plain.config.save_pretrained(folder)
+    if plain.can_generate():
+        plain.generation_config.save_pretrained(folder)

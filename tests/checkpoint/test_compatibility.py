@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from indictune.checkpoint import flag_files, store
+from indictune.checkpoint import compatibility, store
 from indictune.checkpoint.compatibility import check_fits, kept_settings, resume_warnings
 from indictune.config.plan import Launch
 from indictune.errors import UserError
@@ -146,7 +146,7 @@ class TestWarned:
         assert "--tf32 True, now None" in warning
 
     def test_of_the_content_of_files(self, checkpoint: Path) -> None:
-        flag_files.write(checkpoint, {"class_weights": {"no": 1.0, "yes": 2.0}})
+        compatibility.write_flag_contents(checkpoint, {"class_weights": {"no": 1.0, "yes": 2.0}})
         (warning,) = resume_warnings(checkpoint, DDP, SETTINGS | {"class_weights": {"no": 1.0, "yes": 3.0}})
         assert "--class_weights yes=2.0, now yes=3.0" in warning
         assert resume_warnings(checkpoint, DDP, SETTINGS) == []

@@ -129,7 +129,7 @@ def test_a_glance_reads_small_files_and_sizes(tmp_path: Path, monkeypatch: pytes
 def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
     for _ in range(2):
         store.set_aside(write(tmp_path, 8))
-    assert store.listed(tmp_path) == []
+    assert store.checkpoints_in(tmp_path) == []
     assert {path.name for path in tmp_path.glob("damaged*")} == {"damaged-checkpoint-8", "damaged-checkpoint-8.2"}
 
 

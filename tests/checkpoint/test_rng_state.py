@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from indictune.checkpoint import rng_state
-from indictune.checkpoint.rng_state import RandomStates
+from indictune.checkpoint import train_state
+from indictune.checkpoint.train_state import RandomStates
 
 
 class Gpus:
@@ -47,10 +47,10 @@ def test_one_process_goes_on_on_all_gpus_that_its_layers_may_be_on(
     """`--device_map` spreads them."""
     machine = Gpus(monkeypatch, gpus)
     machine.draw()
-    rng_state.save(tmp_path, args)
+    train_state.save_generators(tmp_path, args)
     drawn = machine.draw(), torch.rand(()).item()
     again = Gpus(monkeypatch, gpus)
-    rng_state.load(tmp_path, args, True)
+    train_state.restore_generators(tmp_path, args, True)
     assert (again.draw(), torch.rand(()).item()) == drawn
     before = RandomStates()
     drawn_since = again.draw()
@@ -64,11 +64,11 @@ def test_it_goes_on_on_those_that_are_there(
 ) -> None:
     machine = Gpus(monkeypatch, wrote)
     machine.draw()
-    rng_state.save(tmp_path, args)
+    train_state.save_generators(tmp_path, args)
     drawn = machine.draw()
     afresh = Gpus(monkeypatch, goes_on).draw()
     again, both = Gpus(monkeypatch, goes_on), min(wrote, goes_on)
-    rng_state.load(tmp_path, args, True)
+    train_state.restore_generators(tmp_path, args, True)
     assert again.draw() == drawn[:both] + afresh[both:]
 
 
@@ -88,12 +88,12 @@ def test_a_rank_of_several_keeps_to_its_own_gpu(monkeypatch: pytest.MonkeyPatch,
 def test_ranks_of_another_split_draw_alike(tmp_path: Path, args: TrainingArguments) -> None:
     """Whatever each of them has drawn before."""
     folder = tmp_path / "checkpoint-4"
-    rng_state.save(folder, args)
+    train_state.save_generators(folder, args)
     drawn = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        rng_state.load(folder, args, False)
+        train_state.restore_generators(folder, args, False)
         drawn.append(torch.rand(()).item())
     assert drawn[0] == drawn[1]
-    rng_state.load(folder.rename(tmp_path / "checkpoint-5"), args, False)
+    train_state.restore_generators(folder.rename(tmp_path / "checkpoint-5"), args, False)
     assert torch.rand(()).item() != drawn[0]

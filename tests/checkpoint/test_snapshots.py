@@ -39,7 +39,7 @@ def take(args: Any, step: int) -> Snapshots:
 
 
 def steps(folder: Path) -> list[int]:
-    return [store.step_of(each) for each in store.listed(folder)]
+    return [store.step_of(each) for each in store.checkpoints_in(folder)]
 
 
 def test_the_newest_becomes_a_whole_checkpoint(args: Any) -> None:

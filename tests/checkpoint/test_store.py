@@ -53,7 +53,7 @@ def write(
     (folder / "trainer_state.json").write_text(json.dumps(state or {}), encoding="utf-8")
     if recipe is not None:
         (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    digests = store.settle(folder, store.files_in(folder))
+    digests = store.sync_files(folder, store.files_in(folder))
     final = store.path_of(output_dir, step)
     store.seal(folder, manifest(step, files=digests))
     store.give_name(folder, final)
@@ -61,7 +61,7 @@ def write(
 
 
 def whole(output_dir: Path) -> list[int]:
-    return [store.step_of(path) for path in store.listed(output_dir) if not store.damage(path)]
+    return [store.step_of(path) for path in store.checkpoints_in(output_dir) if not store.damage(path)]
 
 
 def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_names_in_a_checkpoint_are_on_the_disk_before_its_own(
 
     def noted(path: Path) -> None:
         if path.is_dir():
-            order.append((path, store.listed(tmp_path)))
+            order.append((path, store.checkpoints_in(tmp_path)))
         write_through(path)
 
     monkeypatch.setattr(store, "write_through", noted)
@@ -310,10 +310,10 @@ def test_a_run_recovers_wherever_its_save_was_cut(tmp_path: Path, replacing: boo
             dying_at(cut, patch)
             with pytest.raises(Dead):
                 write(folder, 4)
-        assert set(whole(folder)) == {store.step_of(path) for path in store.listed(folder)}
+        assert set(whole(folder)) == {store.step_of(path) for path in store.checkpoints_in(folder)}
         store.remove_leftovers(folder)
         assert {path.name for path in folder.iterdir()} == {f"checkpoint-{step}" for step in whole(folder)}
-        found.append((whole(folder), [is_older(path) for path in store.listed(folder)]))
+        found.append((whole(folder), [is_older(path) for path in store.checkpoints_in(folder)]))
         write(folder, 4)
         assert whole(folder) == [4, 2]
     before = ([4, 2], [True, False]) if replacing else ([2], [False])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.checkpoint.trust import check_trusted
+from indictune.checkpoint.resume import check_trusted
 from tests.checkpoint.test_store import write
 from tests.refusals import refused
 

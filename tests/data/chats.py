@@ -9,13 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.row_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.chat_tokens import SCHEMA, tokenised
-from indictune.data.conversations import (
+from indictune.data.chat.chat_tokens import SCHEMA, tokenised_chats
+from indictune.data.chat.conversations import (
     Conversations,
     ConversationSplits,
+    chat_sources,
     evaluated_file,
     load_conversations,
-    sources_of,
 )
 from indictune.errors import Problems, attributed_to
 
@@ -23,7 +23,7 @@ from indictune.errors import Problems, attributed_to
 def load(args: ChatDataArguments) -> ConversationSplits:
     """The conversations of a run."""
     problems = Problems()
-    return load_conversations(sources_of(args, problems), args, problems)
+    return load_conversations(chat_sources(args, problems), args, problems)
 
 
 def load_test_file(path: str) -> Conversations:
@@ -41,5 +41,5 @@ def tokenise_chats(
     """The tokens of a split. Bad rows are an error."""
     bad = BadRows(rows.source)
     with attributed_to(rows.origin):
-        batches = tokenised(rows.table.to_batches(), tokenizer, template, max_length, train_on_prompts, bad)
+        batches = tokenised_chats(rows.table.to_batches(), tokenizer, template, max_length, train_on_prompts, bad)
         return Dataset(pa.Table.from_batches(batches, SCHEMA))

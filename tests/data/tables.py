@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.read_files import read_batches
+from indictune.data.read.read_files import read_batches
 
 
 def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str] | None = None) -> pa.Table:

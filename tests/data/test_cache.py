@@ -25,9 +25,8 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.data import cache
-from indictune.data.cache import build_once, file_digest
+from indictune.data.cache import build_once, file_digest, with_progress
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.progress_log import with_progress
 from indictune.errors import UserError, problem
 from indictune.progress import OWN_PROGRESS
 from tests.refusals import refused
@@ -388,7 +387,7 @@ def test_the_same_name_with_other_bytes_is_read_anew_and_the_same_bytes_with_ano
 @pytest.mark.usefixtures("files")
 def test_a_second_call_gives_the_same_rows_places_and_notes_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     first = load()
-    monkeypatch.setattr("indictune.data.row_sources.split_batches", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("indictune.data.read.row_sources.split_batches", lambda *_: pytest.fail("read again"))
     second = load()
     assert first.notes == second.notes
     assert first.notes[0].startswith("train.csv: 1 of 3 training rows also stand in held.csv")

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import pytest
 
-from indictune.data.messages import Message, messages_of
+from indictune.data.chat.messages import Message, messages_of
 
 SPLITS = {"train": 272, "validation": 40, "test": 40}
 SCRIPTS = {"hi": "DEVANAGARI", "te": "TELUGU", "ta": "TAMIL", "en": "LATIN"}

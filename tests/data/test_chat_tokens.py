@@ -17,9 +17,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.chat_tokens import answer_ends, prompt_ids, tokenised
-from indictune.data.conversations import Conversations
-from indictune.data.templates import Message, choose_template
+from indictune.data.chat.chat_tokens import Message, answer_ends, choose_template, prompt_ids, tokenised_chats
+from indictune.data.chat.conversations import Conversations
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.data.chats import load_test_file, tokenise_chats
@@ -173,7 +172,7 @@ def test_a_batch_is_asked_for_when_the_one_before_is_tokenised() -> None:
 
     tokenizer = words_tokenizer()
     template = choose_template(tokenizer, "plain", False, False)
-    tokens = tokenised(batches(), tokenizer, template, 9, False, BadRows("t.jsonl"))
+    tokens = tokenised_chats(batches(), tokenizer, template, 9, False, BadRows("t.jsonl"))
     sizes = [(len(asked), batch.num_rows) for batch in tokens]
     assert sizes == [(1, 2), (2, 2), (3, 2)]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
-from indictune.data.class_weights import as_tensor, class_weights
+from indictune.data.labels import as_tensor, class_weights
 from indictune.errors import UserError
 from tests.refusals import refused
 

@@ -15,8 +15,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from indictune.data import clean_batches
-from indictune.data.clean_batches import clean_batch, cleaned
+from indictune.data.text import cleaning
+from indictune.data.text.cleaning import clean_batch, cleaned
 from indictune.errors import UserError
 from tests.refusals import refused
 
@@ -25,7 +25,7 @@ NAMES = ["text", "label", "language", "line"]
 
 def workers() -> list[psutil.Process]:
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "indictune.data.clean_batches" in child.cmdline()]
+    return [child for child in alive if "indictune.data.text.cleaning" in child.cmdline()]
 
 
 def batch(number: int, rows: int = 3) -> pa.RecordBatch:
@@ -57,7 +57,7 @@ def test_batches_keep_their_order(number: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_batch_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_batches, "_Worker", lambda: pytest.fail("started a process"))
+    monkeypatch.setattr(cleaning, "_Worker", lambda: pytest.fail("started a process"))
     assert len(list(cleaned(iter([batch(0)])))) == 1
 
 

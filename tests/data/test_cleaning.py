@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indictune.data.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, clean
+from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, clean
 
 ZWNJ, ZWJ = "\u200c", "\u200d"
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import conversations, read_files, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
-from indictune.data.conversations import Conversations
+from indictune.data.chat import conversations
+from indictune.data.chat.conversations import Conversations
+from indictune.data.read import hub_datasets, read_files
 from tests.data.chats import load, load_test_file
 from tests.problems import problems_raised
 
@@ -307,7 +308,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(split_rows, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -334,7 +335,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    records = split_rows.split_records(rows, BadRows("validation"))
+    records = hub_datasets.split_records(rows, BadRows("validation"))
     assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 

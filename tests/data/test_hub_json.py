@@ -13,12 +13,12 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import hub_datasets, split_rows
 from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
-from indictune.data.conversations import sources_of as chat_sources_of
+from indictune.data.chat.conversations import chat_sources as chat_sources_of
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.read_files import read_records
-from indictune.data.row_sources import sources_of
+from indictune.data.read import hub_datasets
+from indictune.data.read.read_files import read_records
+from indictune.data.read.row_sources import text_sources
 from indictune.errors import Problems
 from tests.data.chats import load
 from tests.data.tables import read_table
@@ -110,7 +110,7 @@ def test_a_duplicate_key_is_reported(folder: Path) -> None:
 def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train-1.jsonl").write_text(GOOD)
     (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
-    batches = list(split_rows.split_batches(json_files(), quarantine, COLUMNS, {"language": "language"}))
+    batches = list(hub_datasets.split_batches(json_files(), quarantine, COLUMNS, {"language": "language"}))
     first, second = str(folder / "train-1.jsonl"), str(folder / "train-2.jsonl")
     assert [quarantine.location(line) for batch in batches for line in batch["line"].to_pylist()] == [
         *(f"{first}:1", f"{first}:2"),
@@ -123,7 +123,7 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
 
 def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
-    records = list(split_rows.split_records(json_files(), quarantine))
+    records = list(hub_datasets.split_records(json_files(), quarantine))
     assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
     found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
@@ -227,7 +227,7 @@ def test_splits_that_a_run_does_not_read_are_reported(
     (folder / "README.md").unlink()
     for path in folder.glob("dev*"):
         path.unlink()
-    assert set(sources_of(DataArguments(dataset_name="set"), Problems())) == {"train", "test"}
+    assert set(text_sources(DataArguments(dataset_name="set"), Problems())) == {"train", "test"}
     assert caplog.records == []
 
 
@@ -269,7 +269,7 @@ def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
     pq.write_table(table, folder / "train.parquet")
     assert problems_of() == ["--dataset_name set set/train row 3 class-undeclared"]
     (rows,) = hub_datasets.load_hub_dataset("set", None).values()
-    (batch,) = split_rows.split_batches(rows, quarantine, COLUMNS, {})
+    (batch,) = hub_datasets.split_batches(rows, quarantine, COLUMNS, {})
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},
         {"text": "b", "label": "negative", "line": 2},

@@ -14,12 +14,12 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
-from indictune.data import read_files, row_sources, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
 from indictune.data.findings import Finding
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
-from indictune.data.row_sources import sources_of
+from indictune.data.read import hub_datasets, read_files, row_sources
+from indictune.data.read.row_sources import text_sources
 from indictune.errors import Problems, UserError, problem
 from tests.problems import problems_raised
 
@@ -329,7 +329,7 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     import datasets
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(split_rows, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
@@ -344,10 +344,10 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_run_that_is_refused_downloads_no_dataset(hub_folder: str) -> None:
     refused = Problems([problem("no-such-file", "--sed", "x")])
-    assert sources_of(DataArguments(dataset_name=hub_folder), refused) == {}
+    assert text_sources(DataArguments(dataset_name=hub_folder), refused) == {}
     assert len(refused) == 1
-    assert "train" in sources_of(DataArguments(dataset_name=hub_folder), Problems())
-    assert sources_of(DataArguments(dataset_name="no/such"), refused) == {}
+    assert "train" in text_sources(DataArguments(dataset_name=hub_folder), Problems())
+    assert text_sources(DataArguments(dataset_name="no/such"), refused) == {}
     assert len(refused) == 2
 
 
@@ -389,7 +389,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
-    batches = split_rows.split_batches(rows, BadRows("validation"), {"text": "text", "label": "label"}, {})
+    batches = hub_datasets.split_batches(rows, BadRows("validation"), {"text": "text", "label": "label"}, {})
     assert problems_raised(lambda: next(batches)) == ["validation no-rows"]
 
 

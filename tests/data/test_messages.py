@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indictune.data.messages import RowError, is_prompt_text, messages_of
+from indictune.data.chat.messages import RowError, is_prompt_text, messages_of
 
 Row = dict[str, Any]
 

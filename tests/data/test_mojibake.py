@@ -11,7 +11,7 @@ import pytest
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.conversations import load_conversations, sources_of
+from indictune.data.chat.conversations import chat_sources, load_conversations
 from indictune.data.load_rows import load_splits
 from indictune.data.mojibake import Mojibake
 from indictune.errors import Problems
@@ -65,5 +65,5 @@ def test_conversations_are_looked_at_too(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"prompt": "फिल्म?", "completion": WRONG["फिल्म"]}) + "\n", encoding="utf-8")
     args = ChatDataArguments(train_file=str(path))
-    (note,) = load_conversations(sources_of(args, Problems()), args).notes
+    (note,) = load_conversations(chat_sources(args, Problems()), args).notes
     assert f"{path}:1" in note

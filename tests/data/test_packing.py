@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from indictune.data.arrow_tables import write_table
 from indictune.data.packing import packed, packing_facts, stored_groups
+from indictune.data.rows import write_table
 from tests.data.packs import pack
 
 

@@ -12,8 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import prepare_chats
-from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
+from indictune.data.chat import prepare_chats
+from indictune.data.chat.prepare_chats import Chats, set_template, tokenise_chat_splits
 from tests.data.chats import load
 from tests.problems import problems_raised
 
@@ -21,8 +21,8 @@ from tests.problems import problems_raised
 MEMORY = """
 import resource, sys
 from transformers import AutoTokenizer
-from indictune.data.prepare_chats import set_template, tokenise_splits
-from indictune.data.conversations import load_conversations, sources_of
+from indictune.data.chat.prepare_chats import set_template, tokenise_splits
+from indictune.data.chat.conversations import load_conversations, sources_of
 from indictune.errors import Problems
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.models import builtin
@@ -59,7 +59,7 @@ def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
         **{"train_file": "train.jsonl", "test_file": "test.jsonl", "max_length": 64, "packing": True, **options}
     )
     splits = load(args)
-    return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -7,8 +7,8 @@ import logging
 import pyarrow as pa
 import pytest
 
-from indictune.data import progress_log
-from indictune.data.progress_log import with_progress
+from indictune.data import cache
+from indictune.data.cache import with_progress
 
 BATCHES = [pa.record_batch({"text": ["a"] * 1000})] * 3
 
@@ -17,7 +17,7 @@ BATCHES = [pa.record_batch({"text": ["a"] * 1000})] * 3
 def test_a_long_preparation_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, total: int | None, first: str
 ) -> None:
-    monkeypatch.setattr(progress_log, "_EVERY_S", -1.0)
+    monkeypatch.setattr(cache, "_EVERY_S", -1.0)
     with caplog.at_level(logging.INFO, logger="indictune"):
         assert list(with_progress(BATCHES, "reading", total)) == BATCHES
     assert caplog.messages[0] == f"reading: {first}"

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.data import read_files
 from indictune.data.bad_rows import BadRows, row_location
 from indictune.data.columns import normalise_label, text_batches
-from indictune.data.read_files import Record
+from indictune.data.read import read_files
+from indictune.data.read.read_files import Record
 from indictune.errors import UserError
 from tests.data.tables import read_table
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.read_files import read_records
+from indictune.data.read.read_files import read_records
 from tests.data.tables import read_table
 
 Table = Sequence[tuple[str, str]]

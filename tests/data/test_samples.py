@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score
 from sklearn.naive_bayes import MultinomialNB
 
 import indictune
-from indictune.data.cleaning import clean
+from indictune.data.text.cleaning import clean
 
 SPLITS = ("train", "validation", "test")
 SCRIPTS = {"hi": "DEVANAGARI", "te": "TELUGU", "ta": "TAMIL"}

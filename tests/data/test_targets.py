@@ -15,9 +15,9 @@ from datasets import Dataset
 from indictune.config.arguments import DataArguments, ProblemType
 from indictune.data.batching import NO_ROW
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
+from indictune.data.labels import parts, targets
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.targets import parts, targets
-from indictune.data.tokenisation import schema_of
+from indictune.data.text.tokenisation import schema_of
 from indictune.errors import UserError
 from tests.refusals import refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from indictune.data.templates import choose_template
+from indictune.data.chat.chat_tokens import choose_template
 from indictune.errors import UserError
 from tests.data.test_chat_tokens import MARKED, UNMARKED, byte_level_tokenizer
 from tests.models.tiny import words_tokenizer

@@ -14,7 +14,7 @@ from transformers.models.bert_japanese import BertJapaneseTokenizer
 
 from indictune.config.arguments import DataArguments
 from indictune.data.load_rows import Rows, Splits, load_splits
-from indictune.data.tokenisation import schema_of, tokenise_splits, tokenised
+from indictune.data.text.tokenisation import schema_of, tokenise_splits, tokenised
 from indictune.models import builtin
 from tests.models.tiny import words_tokenizer
 from tests.ranks.launching import python, start
@@ -175,7 +175,7 @@ def test_rows_that_reach_the_limit_are_reported_for_each_split(
 
 def test_a_second_call_tokenises_nothing(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tokenise_splits(splits, words_tokenizer(), LABELS, 8)["train"]
-    monkeypatch.setattr("indictune.data.tokenisation.tokenised", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("indictune.data.text.tokenisation.tokenised", lambda *_: pytest.fail("tokenised again"))
     second = tokenise_splits(splits, words_tokenizer(), LABELS, 8)["train"]
     assert second.to_dict() == first.to_dict()
 

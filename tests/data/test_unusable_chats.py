@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED
-from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
+from indictune.data.chat.prepare_chats import Chats, set_template, tokenise_chat_splits
 from tests.data.chats import load
 from tests.problems import problems_raised
 
@@ -52,7 +52,7 @@ def prepare(tokenizer: PreTrainedTokenizerBase, positions: int | None = None, **
     given = {"train_file": "train.jsonl", "max_length": 64, "chat_template": "mine.jinja", **options}
     args = ChatDataArguments(**given)
     splits = load(args)
-    return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args, positions)
+    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args, positions)
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:

@@ -14,10 +14,10 @@ import pytest
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
-from indictune.data.conversations import load_conversations
-from indictune.data.conversations import sources_of as chats_of
+from indictune.data.chat.conversations import chat_sources as chats_of
+from indictune.data.chat.conversations import load_conversations
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.validation_split import ValidationSplit, split_of
+from indictune.data.row_choice import ValidationSplit, split_of
 from indictune.errors import Problems
 from indictune.preflight.checks import read_rows
 from indictune.preflight.derive import plan_of_rows

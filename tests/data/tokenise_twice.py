@@ -6,7 +6,7 @@ import sys
 
 from indictune.config.arguments import DataArguments
 from indictune.data.load_rows import load_splits
-from indictune.data.tokenisation import tokenise_splits
+from indictune.data.text.tokenisation import tokenise_splits
 from tests.models.tiny import words_tokenizer
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.divergence import DivergedError, check_copies
+from indictune.distributed.agreement import DivergedError, check_copies
 
 Fault = Callable[[nn.Module, torch.optim.Optimizer], None]
 

@@ -14,8 +14,8 @@ from datasets import Dataset
 from torch.distributed import distributed_c10d
 
 from indictune.config.recipe import read_recipe
-from indictune.distributed import elastic
-from indictune.distributed.engines import engine_of
+from indictune.distributed import process_group
+from indictune.distributed.launch import engine_of
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
@@ -25,7 +25,7 @@ from indictune.training.start import start
 
 
 def main(run: Run) -> None:
-    if elastic.count(os.environ) < elastic.limit(os.environ):
+    if process_group.count(os.environ) < process_group.limit(os.environ):
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
     no_rows = Dataset.from_dict({"length": [], "input_ids": [], "labels": [], "language": []})

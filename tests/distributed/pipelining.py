@@ -29,12 +29,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from indictune.distributed.pipeline.gradients import StageGradients
-from indictune.distributed.pipeline.links import Links
-from indictune.distributed.pipeline.runner import Batch, Runner
+from indictune.distributed.pipeline.engine import StageGradients
+from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
 from indictune.distributed.pipeline.schedule import SCHEDULES, Action, chunks_of
 from indictune.distributed.pipeline.stages import Stages
-from indictune.distributed.pipeline.waits import Waits
 from tests.models.tiny import CONFIGS, SMALL
 
 LAYERS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from indictune.distributed.async_shards import copied
+from indictune.distributed.model_state import copied
 
 
 def test_copies_stay_as_they_were_when_the_training_goes_on() -> None:

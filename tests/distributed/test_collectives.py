@@ -8,7 +8,7 @@ from torch import distributed
 from torch._C._distributed_c10d import HashStore
 
 from indictune.distributed.collectives import barrier, gather_from_all, new_cpu_group
-from indictune.distributed.elastic import join
+from indictune.distributed.process_group import join
 from indictune.progress import OWN_PROGRESS
 
 

@@ -14,8 +14,7 @@ from transformers import BertConfig, Gemma2Config, LlamaConfig, PreTrainedConfig
 
 from indictune.config.plan import Axes, Launch
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, Row
-from indictune.distributed.context_limits import check_context
-from indictune.distributed.context_rows import PART, OwnTokens, Part, own_tokens
+from indictune.distributed.context import PART, OwnTokens, Part, check_context, own_tokens
 from indictune.distributed.planning.memory import micro_batch_tokens
 from indictune.models.unpadded import CAUSAL
 from tests.distributed import token_sharing

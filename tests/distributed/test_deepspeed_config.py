@@ -8,8 +8,8 @@ import pytest
 
 from indictune.distributed.deepspeed_config import (
     left_to_flags,
-    not_supported,
     settings_of_steps,
+    unsupported_deepspeed_keys,
     unusable,
     values_in,
 )
@@ -142,7 +142,7 @@ def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[st
     ],
 )  # fmt: skip
 def test_what_splits_a_row_or_has_no_value_is_refused(config: dict[str, Any], keys: list[str]) -> None:
-    assert not_supported(config) == keys
+    assert unsupported_deepspeed_keys(config) == keys
 
 
 def test_settings_of_steps_are_those_that_no_flag_sets() -> None:

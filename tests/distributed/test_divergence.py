@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.divergence import Fault, faults_in, held_by
+from indictune.distributed.agreement import Fault, copies_of, faults_in
 from tests.distributed import diverging
 from tests.ranks.launching import start, torchrun
 
@@ -48,11 +48,11 @@ def test_parts_that_others_do_not_hold_are_not_compared() -> None:
 def test_stages_of_a_pipeline_hold_different_parts() -> None:
     parts = []
     for rank in range(4):
-        held = held_by(torch.nn.Linear(2, 2), None, Launch("pipeline", 4, 4, rank, axes=Axes(pipeline=2)))
+        held = copies_of(torch.nn.Linear(2, 2), None, Launch("pipeline", 4, 4, rank, axes=Axes(pipeline=2)))
         parts.append(set(held) - {"all"})
     assert parts[0] == parts[1] != parts[2] == parts[3]
     assert len(parts[0]) == 1
-    alone = held_by(torch.nn.Linear(2, 2), None, Launch("pipeline", 2, 2, 0, axes=Axes(pipeline=2)))
+    alone = copies_of(torch.nn.Linear(2, 2), None, Launch("pipeline", 2, 2, 0, axes=Axes(pipeline=2)))
     assert set(alone) == {"all"}  # nobody else has this stage
 
 
@@ -60,4 +60,4 @@ def test_what_is_split_over_all_ranks_is_not_read() -> None:
     model = torch.nn.Linear(2, 2)
     for each in model.parameters():
         vars(each)["ds_shape"] = each.shape
-    assert set(held_by(model, None, Launch("zero3", 2, 2))) == {"all"}
+    assert set(copies_of(model, None, Launch("zero3", 2, 2))) == {"all"}

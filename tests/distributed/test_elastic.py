@@ -9,8 +9,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from indictune.config.plan import Launch
-from indictune.distributed.elastic import World, agree_on_name, attempt, choose_world, join
 from indictune.distributed.machine_failures import explanation
+from indictune.distributed.process_group import World, agree_on_name, attempt, choose_world, join
 from indictune.errors import UserError
 from tests.plans import plan_of
 from tests.ranks.launching import free_port

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indictune.distributed.intervals import intersection, length, union
+from indictune.distributed.trace_times import intersection, length, union
 
 
 def test_a_union_merges_what_overlaps_or_touches() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from indictune.config.plan import Launch
-from indictune.distributed.engines import engine_of
 from indictune.distributed.launch import (
+    engine_of,
     for_evaluation,
     is_one_node,
     rank_of,

@@ -12,7 +12,7 @@ from indictune.config.arguments import IndicTrainingArguments, SentimentTraining
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.launch import read_launch
-from indictune.distributed.pipeline.limits import check_pipeline
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy_file import notes
 from indictune.errors import Problem
 from tests.launch_environment import RANK_1_OF_2

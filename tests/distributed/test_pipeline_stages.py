@@ -16,7 +16,7 @@ from indictune.data.collation import JoinRows
 from indictune.distributed.pipeline.layout import cut
 from indictune.distributed.pipeline.runner import Batch
 from indictune.distributed.pipeline.stages import Stages
-from indictune.models.own_model import own_model
+from indictune.models.adapters import without_adapter
 from indictune.models.unpadded import classify_unpadded, read_unpadded
 from tests.distributed import pipelining
 from tests.distributed.pipelining import CAUSAL, LAYERS, batch, tiny
@@ -124,7 +124,7 @@ def test_a_rank_drops_the_weights_of_the_others() -> None:
     names = [{name for name, _ in part.named_parameters()} for part in parts]
     assert names[0] | names[1] == {name for name, _ in whole.named_parameters()}
     assert names[0] & names[1] == set()
-    assert len(own_model(parts[0]).base_model.encoder.layer) == LAYERS  # layers keep their numbers
+    assert len(without_adapter(parts[0]).base_model.encoder.layer) == LAYERS  # layers keep their numbers
 
 
 def differences(ranks: int, models: list[str], **variables: str) -> list[dict[str, Any]]:

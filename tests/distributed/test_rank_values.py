@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed import rank_values
-from indictune.distributed.rank_values import Difference, differences, problems_of, shown
+from indictune.distributed import agreement
+from indictune.distributed.agreement import RankDifference, differences, rank_problems, short_values
 
 
 def test_a_value_that_differs_or_is_missing_is_a_difference() -> None:
     found = differences(1, "b", {"torch": "2.12", "trl": "1.16"}, {"torch": "2.13", "peft": "0.21", "trl": "1.16"})
-    assert found == [Difference(1, "b", "peft", "none", "0.21"), Difference(1, "b", "torch", "2.12", "2.13")]
+    assert found == [RankDifference(1, "b", "peft", "none", "0.21"), RankDifference(1, "b", "torch", "2.12", "2.13")]
 
 
 def test_long_values_that_differ_at_their_end_stay_apart() -> None:
-    one, other = shown({"x": "a" * 1000 + "b"})["x"], shown({"x": "a" * 1000 + "c"})["x"]
+    one, other = short_values({"x": "a" * 1000 + "b"})["x"], short_values({"x": "a" * 1000 + "c"})["x"]
     assert one != other
     assert len(one) < 100
-    assert shown({"x": "short", "y": None}) == {"x": "short", "y": "None"}
+    assert short_values({"x": "short", "y": None}) == {"x": "short", "y": "None"}
 
 
 def test_a_difference_is_named_once_a_host_with_its_ranks_and_both_values() -> None:
-    of_second = [Difference(rank, "b", "version of torch", "2.12", "2.13") for rank in (3, 2)]
-    (one, two) = problems_of([*of_second, Difference(1, "a", "--seed", "2", "1")], host_of_0="a")
+    of_second = [RankDifference(rank, "b", "version of torch", "2.12", "2.13") for rank in (3, 2)]
+    (one, two) = rank_problems([*of_second, RankDifference(1, "a", "--seed", "2", "1")], host_of_0="a")
     assert (one.code, one.flag, one.value, one.details["expected"]) == ("ranks-differ", "--seed", "2", "1")
     assert one.details["ranks"] == "rank 1"
     assert (two.flag, two.value, two.details["expected"]) == ("version of torch", "2.12", "2.13")
@@ -30,6 +30,6 @@ def test_a_difference_is_named_once_a_host_with_its_ranks_and_both_values() -> N
 
 def test_a_strategy_file_is_compared_by_what_it_says_and_not_by_its_place() -> None:
     said = {"FSDP_VERSION": "2", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "/a/zero.json", "HOME": "/root"}
-    found = rank_values.of_strategy(Launch("fsdp2", axes=Axes(tensor=2)), said)
+    found = agreement.of_strategy(Launch("fsdp2", axes=Axes(tensor=2)), said)
     assert found.keys() & said.keys() == {"FSDP_VERSION"}
     assert (found["strategy"], found["FSDP_VERSION"], found["tensor size"]) == ("fsdp2", "2", "2")

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.tensor_plans import check_split
+from indictune.distributed.tensor import check_split
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight_of_evaluation
 from tests.plans import codes, plan_of

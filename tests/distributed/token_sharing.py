@@ -22,9 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.distributed import context_attention
-from indictune.distributed.context_attention import use_group
-from indictune.distributed.context_rows import PART, OwnTokens, Part, summed
+from indictune.distributed import context
+from indictune.distributed.context import PART, OwnTokens, Part, summed_over_context, use_group
 from indictune.models.unpadded import read_unpadded
 from indictune.tasks.objective import Collator
 from tests.models.tiny import SMALL
@@ -76,7 +75,7 @@ def compare(kind: str, form: str) -> dict[str, float]:
     collator = OwnTokens(COLLATORS[form], world.rank(), world.size())
     own = log_probs(model, collator(rows()))
     torch.autograd.backward((own * torch.arange(1.0, len(own) + 1)).sum())
-    (found,) = summed([own.detach()], world)
+    (found,) = summed_over_context([own.detach()], world)
     gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
     for each in model.parameters():
         if each.grad is not None:
@@ -88,7 +87,7 @@ def compare(kind: str, form: str) -> dict[str, float]:
 
 def unsummed_gradients() -> None:
     """A rank keeps its own gradient of its keys and values, and drops that of the others."""
-    gather: Any = vars(context_attention)["_Gathered"]
+    gather: Any = vars(context)["_Gathered"]
 
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         part: Part = ctx.part

@@ -20,8 +20,7 @@ from indictune.tasks.classification import Classification
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Origins, Samples, Task, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
-from indictune.tasks.token_tags import TokenTags
-from indictune.tasks.tokens import TokenClassification
+from indictune.tasks.tokens import TokenClassification, TokenTags
 from indictune.training.samples import scores_of_samples
 from tests.models.tiny import words_tokenizer
 from tests.plans import codes, plan_of

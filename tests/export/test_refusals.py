@@ -13,7 +13,7 @@ from transformers import BertConfig
 
 from indictune.cli import main
 from indictune.config.command_arguments import ExportArguments
-from indictune.data.targets import MULTI_LABEL, REGRESSION
+from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.export import agreement, to_onnx
 from indictune.export.command import export
 from tests.export.models import random_classifier

@@ -68,7 +68,7 @@ def spoil(path: Path, how: str) -> None:
 def spoilt(trainer: Any, how: str) -> Path:
     """The file of a trainer's checkpoint that is to be spoilt."""
     if not how.endswith("_BEST"):
-        return store.listed(Path(trainer.args.output_dir))[0] / "optimizer.pt"
+        return store.checkpoints_in(Path(trainer.args.output_dir))[0] / "optimizer.pt"
     best: Path = trainer.checkpoints.state.best
     return next(path for path in map(best.joinpath, WEIGHTS) if path.is_file())
 

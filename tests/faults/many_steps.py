@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerState
 sys.path.append(str(Path(__file__).parents[2]))  # a script has its own folder alone
 
 from indictune.distributed.launch import read_launch
-from indictune.distributed.process_group import bring_up
+from indictune.distributed.process_group import start_process_group
 from tests.faults.growing import held
 from tests.training.tiny import answer_rows, tiny_trainer
 
@@ -42,7 +42,7 @@ class Held(TrainerCallback):
 
 def main(folder: Path) -> None:
     launch = read_launch(os.environ)
-    bring_up(launch, os.environ, timeout_s=60)
+    start_process_group(launch, os.environ, timeout_s=60)
     rows = answer_rows(*[5, 9] * launch.world_size)
     settings = {"per_device_train_batch_size": 2, "max_steps": MANY, "logging_steps": 10, "padded": False}
     trainer = tiny_trainer(str(folder / "base"), folder / "out", rows, **settings)

@@ -21,7 +21,7 @@ from tests.ranks.launching import SCRIPT, Run, python, start
 FAULTY = "tests/faults/faulty.py"
 STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.evaluation:measure_batch"
-SAVE = "indictune.checkpoint.commit:share"
+SAVE = "indictune.checkpoint.store:share"
 EXIT_RESUMABLE = 75
 FOLDER = "TEST_FOLDER"  # in the environment of what is started for a folder, and of all that this starts
 # Root may read and write everything; started by this it may not.
@@ -84,7 +84,7 @@ class Job:
         }
         if not with_checkpoint:
             return found
-        last = store.listed(run.folder)[0]
+        last = store.checkpoints_in(run.folder)[0]
         files = json.loads((last / store.MANIFEST).read_text(encoding="utf-8"))["files"]
         states = [name for name in files if name.endswith(_OF_STATES) and not name.endswith(_WITH_PADDING)]
         found["states"] = {name: files[name]["sha256"] for name in states}

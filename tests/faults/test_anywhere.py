@@ -54,10 +54,10 @@ def test_one_process(
         unbroken[batches] = ended(whole)
     job = Job(finished_run.recipe, tmp_path / "out", flags=BATCHES[batches])
     assert job.start(f"SIGTERM@{STEP}:{step}").returncode == EXIT_RESUMABLE
-    saved = store.read_manifest(store.listed(job.folder)[0])
+    saved = store.read_manifest(store.checkpoints_in(job.folder)[0])
     assert saved is not None
     assert saved.rows_of_epoch == saved.step % 4 * 8  # 30 rows an epoch
-    assert saved.recipe == store.digest(store.listed(job.folder)[0] / RECIPE).sha256
+    assert saved.recipe == store.file_digest(store.checkpoints_in(job.folder)[0] / RECIPE).sha256
     go_on(job, step)
     assert ended(job) == unbroken[batches]
 
@@ -80,7 +80,7 @@ def test_the_scale_of_the_loss_goes_on(finished_run: FinishedRun, tmp_path: Path
 
 def go_on(job: Job, step: int, script: str = SCRIPT) -> None:
     """To the end, from where the run has stopped, at this step or the next: begun afresh, it would end alike."""
-    saved = store.listed(job.folder)[0]
+    saved = store.checkpoints_in(job.folder)[0]
     assert store.step_of(saved) in (step, step + 1)
     result = job.start(script=script)
     assert result.returncode == 0, result.stderr

@@ -12,9 +12,9 @@ from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
 from tests.ranks.launching import Run, accelerate
 
-WRITE = "indictune.distributed.async_shards:write"
-WRITE_OF_A_FOLDER = "indictune.distributed.async_shards:save"  # of two a checkpoint
-LAST_FILE = "indictune.checkpoint.rng_state:save"  # of each rank
+WRITE = "indictune.distributed.model_state:write"
+WRITE_OF_A_FOLDER = "indictune.distributed.model_state:save"  # of two a checkpoint
+LAST_FILE = "indictune.checkpoint.train_state:save"  # of each rank
 SAVE = "indictune.checkpoint.save:Checkpoints.save"
 
 
@@ -24,7 +24,7 @@ def job_in(folder: Path, recipe: Path, *flags: str) -> Job:
 
 def saved(job: Job) -> list[str]:
     """Names of the checkpoints, all of which must be whole."""
-    found = store.listed(job.folder)
+    found = store.checkpoints_in(job.folder)
     assert [store.damage(each) for each in found] == [[] for _ in found]
     return [each.name for each in found]
 

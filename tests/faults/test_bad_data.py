@@ -19,7 +19,7 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.bad_rows import REJECTED, keep_rejected
-from indictune.data.conversations import evaluated_file, load_conversations
+from indictune.data.chat.conversations import evaluated_file, load_conversations
 from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.models import builtin
 from tests.conftest import FinishedRun

@@ -37,7 +37,7 @@ def stopped_at_step_3(job: Job) -> dict[str, Any]:
     """What a run has noted that was stopped by that step, and has saved no later one."""
     message = job.status["message"]
     assert message.startswith("The loss or the gradient of step 3 is NaN or infinite. Training has stopped")
-    assert [store.step_of(path) for path in store.listed(job.folder)] == [2]
+    assert [store.step_of(path) for path in store.checkpoints_in(job.folder)] == [2]
     assert store.damage(job.folder / "checkpoint-2") == []
     (entry,) = noted(job)
     assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
@@ -125,7 +125,7 @@ def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: Finished
 def stopped_after(job: Job, step: int) -> None:
     """Make a finished run one that was killed after the checkpoint of this step."""
     (job.folder / "metrics.json").unlink()
-    for path in store.listed(job.folder):
+    for path in store.checkpoints_in(job.folder):
         if store.step_of(path) > step:
             shutil.rmtree(path)
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_a_stop_is_not_rolled_back_to(
     assert result.returncode == 0, result.stderr
     assert job.start(f"SIGTERM@{STEP}:5").returncode != 0
     assert job.status["state"] == "resumable"
-    assert [store.step_of(path) for path in store.listed(job.folder)] == [6, 4]
+    assert [store.step_of(path) for path in store.checkpoints_in(job.folder)] == [6, 4]
     result = job.start(f"{at_step_7}1")
     assert result.returncode == 0, result.stderr
     assert noted(job) == noted(whole)
@@ -304,7 +304,7 @@ def test_fp16_whose_every_gradient_overflows_ends_the_run(
     assert f"at step 17 the gradient was infinite even with a scale of 1. The loss was {entry['loss']:.4g}" in message
     assert f", the rows {rows} and 3 more (nonfinite.jsonl lists them)." in message
     assert message.endswith("[no-loss-scale]")
-    assert [store.step_of(path) for path in store.listed(job.folder)] == [10]
+    assert [store.step_of(path) for path in store.checkpoints_in(job.folder)] == [10]
 
 
 def tensors(found: Any, name: str = "") -> dict[str, torch.Tensor]:
@@ -422,7 +422,7 @@ def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
     flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20", "--async_save", "true", *unevaluated)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), flags)
-    result = job.start("SLOW@indictune.distributed.async_shards:write:2+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
+    result = job.start("SLOW@indictune.distributed.model_state:write:2+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(6, "rollback")]
     before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (4, 6))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from indictune.checkpoint import store
-from indictune.checkpoint.save import planned
+from indictune.checkpoint.save import planned_checkpoints
 from tests.conftest import FinishedRun
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.ranks.launching import accelerate
@@ -25,7 +25,7 @@ ONE_BATCH = ("--per_device_eval_batch_size", "16")  # in which no stop is heard
 
 def best_of(job: Job) -> tuple[list[str], str | None, int | None]:
     """The checkpoints of a run, and which its last one names, by its name and its step."""
-    found = store.listed(job.folder)
+    found = store.checkpoints_in(job.folder)
     state = json.loads((found[0] / "trainer_state.json").read_text(encoding="utf-8"))
     named = state["best_model_checkpoint"]
     return [each.name for each in found], named and Path(named).name, state["best_global_step"]
@@ -79,7 +79,7 @@ def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, t
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
     assert best_of(job) == (["checkpoint-5", "checkpoint-1"], "checkpoint-1", 1)
-    assert planned(job.folder) == [job.folder / "checkpoint-1"]
+    assert planned_checkpoints(job.folder) == [job.folder / "checkpoint-1"]
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "The model is that of checkpoint-1, the best by accuracy" in result.stderr
@@ -114,7 +114,7 @@ def test_one_that_is_damaged_is_named_and_the_last_weights_stay(finished_run: Fi
     job = Job(finished_run.recipe, tmp_path / "out", flags=BY_ACCURACY)
     result = job.start(f"FLIPPED_BEST@{END}")
     assert result.returncode == 0, result.stderr
-    last, best = store.listed(job.folder)
+    last, best = store.checkpoints_in(job.folder)
     path = best / "model.safetensors"
     assert f"{best.name}, the best, cannot be loaded: {path} is not as it was written" in result.stderr
     assert "The model is that of the last step, 8, and not the best" in result.stderr
@@ -129,7 +129,7 @@ def test_one_in_shards_that_others_can_write_is_not_read(finished_run: FinishedR
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), BY_ACCURACY)
     result = job.start(f"OPENED_BEST@{END}")
     assert result.returncode != 0, result.stderr
-    best = store.listed(job.folder)[1]
+    best = store.checkpoints_in(job.folder)[1]
     assert job.status["state"] == "user_error"
     assert job.status["message"].startswith(f"--load_best_model_at_end from {best}: ")
     assert "can be written by other users" in job.status["message"]

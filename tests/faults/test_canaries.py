@@ -386,7 +386,7 @@ def stopped(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory)
     job = Job(finished_run.recipe, tmp_path_factory.mktemp("stopped") / "out")
     result = job.start(f"SIGTERM@{STEP}:3")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
-    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-4", "checkpoint-2"]
     return job
 
 
@@ -396,7 +396,7 @@ def poison(checkpoint: Path, canary: Canary) -> None:
         canary.saved(checkpoint / name)
     manifest = store.read_manifest(checkpoint)
     assert manifest is not None
-    digests = store.settle(checkpoint, store.files_in(checkpoint))
+    digests = store.sync_files(checkpoint, store.files_in(checkpoint))
     (checkpoint / MANIFEST).write_text(replace(manifest, files=digests).to_json())
 
 
@@ -544,7 +544,7 @@ class TestADataset:
 def test_a_chat_template_cannot_leave_its_sandbox(
     tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    from indictune.data.templates import choose_template
+    from indictune.data.chat.chat_tokens import choose_template
 
     monkeypatch.chdir(tmp_path)
     tokenizer: Any = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))

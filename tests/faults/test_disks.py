@@ -123,7 +123,7 @@ def test_no_disk_names_a_checkpoint_that_another_has_not_in_full(finished_run: F
     """The second is killed before its manifest is written."""
     folders = [tmp_path / "first", tmp_path / "second"]
     said = on_two_nodes("ddp", finished_run.recipe, folders, f"SIGKILL@{STORE}:seal:2@1")
-    assert [store.listed(folder) for folder in folders] == [[folder / "checkpoint-2"] for folder in folders], said
+    assert [store.checkpoints_in(folder) for folder in folders] == [[folder / "checkpoint-2"] for folder in folders], said
     assert [store.damage(folder / "checkpoint-2") for folder in folders] == [[], []]
 
 
@@ -297,7 +297,7 @@ def test_a_disk_that_becomes_read_only_is_reported_and_the_run_resumes_when_it_c
     assert message in result.stderr
     assert "Read-only file system. " in result.stderr
     assert "checkpoint-2 is whole. When it can be written, --resume_from_checkpoint auto continues" in result.stderr
-    assert [store.damage(path) for path in store.listed(job.folder)] == [[]]
+    assert [store.damage(path) for path in store.checkpoints_in(job.folder)] == [[]]
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
 
@@ -326,7 +326,7 @@ def test_a_disk_that_fails_from_some_call_on_is_reported(
     assert "hen it can be written, --resume_from_checkpoint auto continues the run." in message
     assert "fsync" not in place or str(job.folder) in message.partition(": ")[2]  # the file too
     found = [path for path in job.folder.iterdir() if "checkpoint" in path.name]
-    assert found == store.listed(job.folder)
+    assert found == store.checkpoints_in(job.folder)
     assert [store.damage(path) for path in found] == [[] for _ in found]
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
@@ -421,4 +421,4 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(finished_run: Fini
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "is saved, and an older checkpoint cannot be removed: [Errno 20] Not a directory" in result.stderr
-    assert [path.name for path in store.listed(job.folder)] == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]

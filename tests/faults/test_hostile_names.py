@@ -20,19 +20,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, TrainerState
 
 from indictune.checkpoint import store
-from indictune.checkpoint.resume import ResumePoint, best_of
+from indictune.checkpoint.resume import ResumePoint, best_of, check_trusted
 from indictune.checkpoint.store import MANIFEST, FileDigest
-from indictune.checkpoint.trust import check_trusted
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.console_text import printable, table
-from indictune.data import hub_datasets
 from indictune.data.load_rows import load_splits
+from indictune.data.read import hub_datasets
 from indictune.errors import UserError
 from indictune.evaluation.metrics import flatten_for_trainer
 from indictune.hub.push import published
 from indictune.models import builtin
-from indictune.models.adapter_base import base_of
-from indictune.models.atomic_folder import TOKENIZER_FILES, copy_files
+from indictune.models.adapters import base_of
+from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
@@ -204,7 +203,7 @@ class TestAManifest:
         (tmp_path / "outside").write_text("")
         manifest = store.read_manifest(folder)
         assert manifest is not None
-        files = {**manifest.files, name: FileDigest(0, store.digest(tmp_path / "outside").sha256)}
+        files = {**manifest.files, name: FileDigest(0, store.file_digest(tmp_path / "outside").sha256)}
         (folder / MANIFEST).write_text(replace(manifest, files=files).to_json())
         assert store.damage(folder) == [f"{folder / name} is missing"]
 
@@ -317,7 +316,7 @@ class TestLinks:
         (tmp_path / "adapter").mkdir()
         (tmp_path / "adapter" / "tokenizer.json").symlink_to("../secret")
         (tmp_path / "adapter" / "vocab.txt").write_text("words")
-        copy_files(tmp_path / "adapter", TOKENIZER_FILES, target)
+        copy_model_files(tmp_path / "adapter", TOKENIZER_FILES, target)
         assert [path.name for path in target.iterdir()] == ["vocab.txt"]
 
     def test_of_the_hubs_cache_are(self, tmp_path: Path, target: Path) -> None:
@@ -327,7 +326,7 @@ class TestLinks:
         snapshot = repository / "snapshots" / "commit"
         snapshot.mkdir(parents=True)
         (snapshot / "vocab.txt").symlink_to("../../blobs/0f")
-        copy_files(snapshot, TOKENIZER_FILES, target)
+        copy_model_files(snapshot, TOKENIZER_FILES, target)
         assert (target / "vocab.txt").read_text() == "words"
 
 
@@ -363,7 +362,7 @@ class TestVocabularies:
         (tmp_path / "copy").mkdir()
         (tmp_path / name).touch()
         assert published(tmp_path, [name]) == [name]
-        copy_files(tmp_path, TOKENIZER_FILES, tmp_path / "copy")
+        copy_model_files(tmp_path, TOKENIZER_FILES, tmp_path / "copy")
         assert (tmp_path / "copy" / name).is_file()
 
     def test_of_phobert_come_back_as_they_were(self, tmp_path: Path) -> None:
@@ -433,7 +432,7 @@ class TestLinksInAModel:
         with refused("link-outside-model", "vocab.txt (", "/secret)"):
             load_tokenizer(ModelArguments(str(folder)))
         (tmp_path / "merged").mkdir()
-        copy_files(folder, ["vocab.txt"], tmp_path / "merged")
+        copy_model_files(folder, ["vocab.txt"], tmp_path / "merged")
         assert not any((tmp_path / "merged").iterdir())
 
     def test_are_those_of_the_hubs_cache(self, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run
     unbroken, job = (Job(finished_run.recipe, tmp_path / name, flags=LONG) for name in ("unbroken", "out"))
     since = time.time()
     assert unbroken.start().returncode == 0
-    saved = [(each / store.MANIFEST).stat().st_mtime - since for each in store.listed(unbroken.folder)]
+    saved = [(each / store.MANIFEST).stat().st_mtime - since for each in store.checkpoints_in(unbroken.folder)]
     step = random.randint(3, 15)  # when there is a checkpoint, so that one is gone on from whatever the times are
     kills = [f"{STEP}:{step}", *(f"after:{random.uniform(min(saved), max(saved)):.3f}" for _ in range(KILLS - 1))]
     print("killed at", kills)
@@ -73,7 +73,7 @@ def test_a_run_of_zero3_whose_rank_is_killed_ends_as_if_it_was_not(
     unbroken, job = (Job(finished_run.recipe, tmp_path / name, tuple(accelerate("zero3", 2))) for name in ("u", "out"))
     assert unbroken.start().returncode == 0
     assert job.start(f"SIGKILL@{place}@1").returncode != 0
-    found = store.listed(job.folder)
+    found = store.checkpoints_in(job.folder)
     assert store.step_of(found[0]) == newest
     assert [store.damage(path) for path in found] == [[] for _ in found]
     result = job.start()

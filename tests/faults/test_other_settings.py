@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from indictune.checkpoint import store
 from indictune.models.active_vocabulary import read_row_ids
-from indictune.models.adapter_base import fingerprint
+from indictune.models.adapters import fingerprint
 from tests.conftest import FinishedRun
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job, best_step
@@ -116,7 +116,7 @@ def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job
     result = replace(job, flags=(*job.flags, *flags)).start()
     assert result.returncode == 0, result.stderr
     assert [entry["step"] for entry in Run(job.folder).log] == [3, 5, 6, 7, 8]
-    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
 
 
 def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
@@ -206,7 +206,7 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
     result = replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start()
     assert result.returncode == 0, result.stderr
-    assert store.listed(job.folder)[0].name == f"checkpoint-{last}"
+    assert store.checkpoints_in(job.folder)[0].name == f"checkpoint-{last}"
 
 
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
@@ -222,7 +222,7 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     for change in ("--metric_for_best_model macro_f1, now loss", "--greater_is_better True, now False"):
         assert change in result.stderr
     assert "the best so far is forgotten" in result.stderr
-    last = store.listed(job.folder)[0]
+    last = store.checkpoints_in(job.folder)[0]
     assert (last.name, best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
@@ -253,7 +253,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert result.returncode == 0, result.stderr
     shown = "checkpoint-4 was compared with others by another metric or on other validation rows: the best so far is"
     assert (shown in result.stderr) is is_known
-    last = store.listed(job.folder)[0]
+    last = store.checkpoints_in(job.folder)[0]
     assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
 

@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Pat
     expected = message_about(1 - lost, lost, ranks[lost].pid, "is gone: it was killed, or died without a word")
     assert status["message"].startswith(expected)
     assert f"indictune: {expected}" in said
-    assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
+    assert [path.name for path in store.checkpoints_in(tmp_path / "out")] == ["checkpoint-2"]
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
     with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
         said = second.communicate(timeout=120)[1]
         assert (second.returncode, first.wait(60)) == (0, 0), said
-    assert store.listed(tmp_path / "out") != []
+    assert store.checkpoints_in(tmp_path / "out") != []
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_no_rank_ends_before_what_it_has_saved_has_its_name(finished_run: Finish
     with two_ranks(finished_run.recipe, tmp_path / "out", event):
         record = tmp_path / "out" / "logs" / ".ranks" / "1.json"
         wait_for(lambda: record.exists() and json.loads(record.read_text(encoding="utf-8"))["state"], 120)
-        assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
+        assert [path.name for path in store.checkpoints_in(tmp_path / "out")] == ["checkpoint-2"]
 
 
 def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
@@ -308,7 +308,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 @pytest.mark.parametrize(
     ("place", "shown"),
     [
-        ("indictune.distributed.launch_check:check_came_up", "joining the other ranks"),
+        ("indictune.distributed.sharding:check_came_up", "joining the other ranks"),
         ("indictune.tasks.classification:load_classifier", "reading the weights"),
     ],
 )
@@ -420,7 +420,7 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
 )
 def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
-    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.supervised_run:SupervisedRun.open"
+    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.watchdog:SupervisedRun.open"
     events = f"{event}@{decide}:1@1+SLOW@{opened}:1@0"
     # Rank 1 waits up to 20 s for rank 0 to tell of it too.
     events += 5 * f"+SLOW@{decide}:1@0"
@@ -508,7 +508,7 @@ def test_no_process_outlives_its_launcher(
         started.send_signal(number)
         # 10 s are promised on a machine that does nothing else, and took 4.7 (`benchmarks.faults`); here it tests too.
         wait_for(lambda: started.poll() is not None and not processes_of(tmp_path), 20)
-    (last,) = store.listed(tmp_path / "out")
+    (last,) = store.checkpoints_in(tmp_path / "out")
     assert store.damage(last) == []
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "resumable"

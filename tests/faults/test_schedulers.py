@@ -442,7 +442,7 @@ def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: Fini
     assert result.returncode != 0
     assert job.status["state"] == "resumable"
     assert job.status["message"].startswith("stopped after step 4, which is saved."), result.stderr
-    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-4", "checkpoint-2"]
     assert "Resuming from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert processes_of(job.folder) == []
 

@@ -41,14 +41,14 @@ def test_the_newest_snapshot_wins(finished_run: FinishedRun, tmp_path: Path, str
     assert killed.returncode != 0
     memory = folder_of(job.folder)
     assert memory is not None
-    assert names(store.listed(memory))[0] == "checkpoint-5"
+    assert names(store.checkpoints_in(memory))[0] == "checkpoint-5"
     assert not (job.folder / "checkpoint-5").exists()
 
     resumed = job.start()
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming from {job.folder / 'checkpoint-5'}" in resumed.stderr
     assert job.outcome() == unbroken.outcome()
-    on_disk = names(store.listed(job.folder))
+    on_disk = names(store.checkpoints_in(job.folder))
     assert on_disk[:2] == ["checkpoint-8", "checkpoint-6"]
     assert on_disk[-1] == "checkpoint-2"  # 4 is there too, if its copy was done when step 5 ended
     assert not memory.exists()

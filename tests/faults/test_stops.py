@@ -59,7 +59,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     assert job.status["message"] == (
         f"stopped after step {step}, which is saved. --resume_from_checkpoint auto resumes it."
     )
-    assert store.listed(job.folder)[0].name == f"checkpoint-{step}"
+    assert store.checkpoints_in(job.folder)[0].name == f"checkpoint-{step}"
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken
@@ -83,7 +83,7 @@ def test_a_stop_between_micro_batches_finishes_the_step(
     assert result.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), result.stderr
     assert job.status["state"] == "resumable"
     assert "stopped after step 2, which is saved." in job.status["message"]
-    assert store.listed(job.folder)[0].name == "checkpoint-2"
+    assert store.checkpoints_in(job.folder)[0].name == "checkpoint-2"
     assert job.start().returncode == 0
     assert job.outcome() == whole.outcome()
 
@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(
 ) -> None:
     job = Job(recipe, tmp_path / "out")
     assert job.start(f"SIGKILL@{place}").returncode == -9
-    for checkpoint in store.listed(job.folder):
+    for checkpoint in store.checkpoints_in(job.folder):
         assert store.damage(checkpoint) == []
     result = job.start()
     assert result.returncode == 0, result.stderr
@@ -118,7 +118,7 @@ def unbroken_with_room_for_one(recipe: Path, tmp_path_factory: pytest.TempPathFa
     alone = ("--save_total_limit", "1", "--eval_strategy", "no", "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path_factory.mktemp("unbroken_with_room_for_one") / "out", flags=alone)
     assert job.start().returncode == 0
-    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-8"]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-8"]
     return job
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_goes_after_the_next_has_its_name(
 ) -> None:
     job = replace(unbroken_with_room_for_one, folder=tmp_path / "out")
     assert job.start(f"SIGKILL@indictune.checkpoint.store:{place}").returncode == -9
-    found = store.listed(job.folder)
+    found = store.checkpoints_in(job.folder)
     assert [store.step_of(path) for path in found] == left
     assert [store.damage(path) for path in found] == [[] for _ in found]
     result = job.start()
@@ -177,7 +177,7 @@ def test_a_stop_before_the_first_step_waits_for_none(
     assert result.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), result.stderr
     assert job.status["state"] == "resumable"
     assert "stopped by SIGTERM before there was anything to save." in job.status["message"]
-    assert store.listed(job.folder) == []
+    assert store.checkpoints_in(job.folder) == []
     assert job.start().returncode == 0
     if launcher == "python":
         assert job.outcome() == unbroken
@@ -401,7 +401,7 @@ def test_a_run_that_had_ended_trains_no_further(
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{EVALUATION}:{batch}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
-    assert [path.name for path in store.listed(job.folder)] == kept
+    assert [path.name for path in store.checkpoints_in(job.folder)] == kept
     assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
 
 
@@ -409,7 +409,7 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     """`--save_total_limit 1` keeps the best; a run that is killed before it has saved resumes from the last."""
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
-    last = store.listed(job.folder)[0]
+    last = store.checkpoints_in(job.folder)[0]
     assert last.name == "checkpoint-8"
     assert store.damage(last) == []
 
@@ -428,7 +428,7 @@ def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[s
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
-    last, first = store.listed(job.folder)
+    last, first = store.checkpoints_in(job.folder)
     assert best_step(last) == store.step_of(first)
     content = bytearray((first / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -444,7 +444,7 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
-    last = store.listed(job.folder)[0]
+    last = store.checkpoints_in(job.folder)[0]
     state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
     assert not store.path_of(job.folder, state["best_global_step"]).exists()
     result = job.start()
@@ -486,7 +486,7 @@ def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_killed
     flags = (*IN_MID_EPOCH, "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{EVALUATION}:6").returncode == -9
-    assert store.listed(job.folder)[0].name == "checkpoint-6"
+    assert store.checkpoints_in(job.folder)[0].name == "checkpoint-6"
     assert job.start().returncode == 0
     assert evaluated(job) == [4, 6]
 
@@ -553,7 +553,7 @@ def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_mo
     assert "No validation rows: " in result.stderr
     assert "eval" not in Run(job.folder).metrics
     before = ("eval_strategy", "load_best_model_at_end")
-    for folder in (job.folder, store.listed(job.folder)[0]):
+    for folder in (job.folder, store.checkpoints_in(job.folder)[0]):
         assert [compatibility.settings_of(folder)[name] for name in before] == ["no", False]
     flags = ["--config", str(job.folder / "recipe.yaml"), *with_rows]
     again = read_recipe(flags, (ModelArguments, DataArguments, SentimentTrainingArguments))

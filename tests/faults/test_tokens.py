@@ -20,7 +20,7 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.credentials import _logged_in, holds_token, without_tokens
-from indictune.data.class_weights import class_weights
+from indictune.data.labels import class_weights
 from indictune.distributed.launch import read_launch
 from indictune.errors import UserError
 from indictune.hub.push import published
@@ -457,7 +457,7 @@ def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
         assert code == 2, said
         assert "--push_to_hub: the repository me/out could not be made (HfHubHTTPError: " in said
         assert "Traceback" not in said
-        assert store.listed(out) == []
+        assert store.checkpoints_in(out) == []
         kept.away_for = 0
         code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.finish:save_model:1")
         assert code == -9, said

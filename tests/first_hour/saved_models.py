@@ -14,7 +14,7 @@ from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
-from indictune.models.tiny_bert import sample_rows
+from indictune.models.tiny_models import sample_rows
 
 LABELS = ["anger", "joy", "neutral"]
 MAX_LENGTH = 16

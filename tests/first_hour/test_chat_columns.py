@@ -11,8 +11,8 @@ import pytest
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.row_arguments import BadRowArguments
-from indictune.data.chat_columns import parse_columns
-from indictune.data.conversations import evaluated_file, load_conversations
+from indictune.data.chat.chat_columns import parse_columns
+from indictune.data.chat.conversations import evaluated_file, load_conversations
 from indictune.training.evaluate import FROM_TRAINING
 from tests.data.chats import load
 from tests.problems import problems_raised

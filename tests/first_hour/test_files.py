@@ -18,9 +18,9 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.row_arguments import TextArguments
-from indictune.data import packed_files, sheets
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.row_sources import sources_of
+from indictune.data.read import delimited, open_files
+from indictune.data.read.row_sources import text_sources
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import make_plan
@@ -189,9 +189,9 @@ class TestSeveralFiles:
         for name in ("a.csv", "b.csv"):
             Path(name).write_text("text,label\na,x\nb,y\n", encoding="utf-8")
         args, before = DataArguments(train_file=["a.csv", "b.csv"]), load("a.csv", "b.csv")
-        fingerprint = sources_of(args, Problems())["train"].fingerprint
+        fingerprint = text_sources(args, Problems())["train"].fingerprint
         Path("b.csv").write_text("text,label\na,x\nb,z\n", encoding="utf-8")
-        assert sources_of(args, Problems())["train"].fingerprint != fingerprint
+        assert text_sources(args, Problems())["train"].fingerprint != fingerprint
         assert load("a.csv", "b.csv").folder != before.folder
         assert load("a.csv", "b.csv").labels == ["x", "y", "z"]
 
@@ -244,7 +244,7 @@ class TestPacked:
 
     @pytest.mark.parametrize("ending", [".gz", ".zst"])
     def test_a_bomb_is_refused(self, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 100_000)
+        monkeypatch.setattr(open_files, "MAX_UNPACKED_BYTES", 100_000)
         Path(f"f.csv{ending}").write_bytes(packed(b"text,label\n" + b"a,x\n" * 100_000, ending))
         found = problems_raised(lambda: load(f"f.csv{ending}", bad_rows="quarantine"))
         assert found == [f"--train_file f.csv{ending} unpacked-too-large"]
@@ -377,14 +377,14 @@ class TestSheets:
         assert problems_raised(lambda: load("f.ods")) == ["--train_file f.ods sheet-protected"]
 
     def test_one_that_reaches_too_far_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sheets, "_MAX_CELLS", 700)
+        monkeypatch.setattr(delimited, "_MAX_CELLS", 700)
         write_xlsx("f.xlsx", [*SHEET, [*[None] * 99, "far"]])
         assert len(rows_of(load("f.xlsx"))) == 3
         write_xlsx("f.xlsx", [*SHEET, [*[None] * 199, "far"]])
         assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx sheet-too-large"]
 
     def test_a_bomb_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 100_000)
+        monkeypatch.setattr(open_files, "MAX_UNPACKED_BYTES", 100_000)
         write_xlsx("f.xlsx", [["text", "label"], ["a" * 1_000_000, "x"]])
         assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx unpacked-too-large"]
 

@@ -22,10 +22,9 @@ from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
 from indictune.config.row_arguments import LongText
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.data.long_texts import usual_length
-from indictune.data.tokenisation import windows_of
+from indictune.data.text.tokenisation import usual_length, windows_of
 from indictune.errors import Problems
-from indictune.models.text_reading import note_reading, recorded_reading
+from indictune.models.classifier import note_reading, recorded_reading
 from indictune.prediction.classifier import Classifier
 from indictune.prediction.served_model import served_model
 from indictune.preflight.values import check_long_texts

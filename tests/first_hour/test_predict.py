@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from indictune.cli import main
-from indictune.data.cleaning import clean
+from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
 from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.prediction import windows

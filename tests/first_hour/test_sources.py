@@ -16,12 +16,12 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
-from indictune.data import conversations, row_sources
-from indictune.data.arrow_tables import map_table, write_table
+from indictune.data.chat import conversations
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.mixture import Mixture
-from indictune.data.validation_split import ValidationSplit
-from indictune.data.weighted_files import entries_of
+from indictune.data.read import row_sources
+from indictune.data.read.row_sources import entries_of
+from indictune.data.row_choice import Mixture, ValidationSplit
+from indictune.data.rows import map_table, write_table
 from indictune.errors import Problems
 from tests.problems import problems_raised
 from tests.ranks.launching import Run, accelerate, distance, python, train
@@ -95,7 +95,7 @@ def test_conversations_are_mixed_alike(tmp_path: Path) -> None:
     (tmp_path / "chats.json").write_text(json.dumps(rows), encoding="utf-8")
     args = ChatDataArguments(train_files=[entry(str(tmp_path / "chats.json"), weight=2, language="mr")])
     problems = Problems()
-    found = conversations.load_conversations(conversations.sources_of(args, problems), args, problems, None, AS_IT_IS)
+    found = conversations.load_conversations(conversations.chat_sources(args, problems), args, problems, None, AS_IT_IS)
     assert len(found.rows["train"]) == 12
     assert found.rows["train"].table["language"].unique().to_pylist() == ["mr"]
 
@@ -161,7 +161,7 @@ def test_a_file_in_two_entries_is_refused(tmp_path: Path) -> None:
 def test_all_entries_are_reported_together(tmp_path: Path) -> None:
     words = ["{", str(tmp_path / "none-*.csv")]
     args, problems = DataArguments(train_files=words), Problems()
-    row_sources.sources_of(args, problems)
+    row_sources.text_sources(args, problems)
     assert [each.code for each in problems] == ["train-files-entry", "no-files-match"]
 
 

@@ -14,10 +14,9 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.cpu_time import check_cpu_time
-from indictune.distributed.devices import missing_gpu, where_it_runs
+from indictune.distributed.devices import check_cpu_time, missing_gpu, where_it_runs
 from indictune.errors import problems_of
-from indictune.models.parameter_counts import count_parameters
+from indictune.models.config_shapes import count_parameters
 from tests.conftest import FinishedRun
 from tests.models.tiny import words_tokenizer
 from tests.plans import plan_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from indictune.distributed.pipeline.links import Links
+from indictune.distributed.pipeline.runner import Links
 from indictune.preflight import checks
 
 

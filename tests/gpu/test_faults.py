@@ -123,7 +123,7 @@ def test_a_bad_number_is_noticed_before_its_step_is_saved(
     assert job.start(event).returncode == 1
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["step"] == 4
-    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-2"]
+    assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-2"]
     assert store.damage(job.folder / "checkpoint-2") == []
 
 

@@ -16,8 +16,7 @@ from indictune.hub.card import card_of
 from indictune.hub.card_facts import facts_of
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
-from indictune.tasks.token_tags import TokenTags
-from indictune.tasks.tokens import TokenClassification
+from indictune.tasks.tokens import TokenClassification, TokenTags
 from tests.first_hour.saved_models import LABELS, saved_classifier
 
 pytestmark = pytest.mark.slow

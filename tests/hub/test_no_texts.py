@@ -10,7 +10,7 @@ from tokenizers.normalizers import Replace
 from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data.conversations import load_conversations, sources_of
+from indictune.data.chat.conversations import chat_sources, load_conversations
 from indictune.data.health import Split, measure
 from indictune.data.load_rows import load_splits
 from indictune.errors import Problems
@@ -41,7 +41,7 @@ def test_a_push_has_no_text_or_word_of_a_row(server: Hub, tmp_path: Path) -> Non
     assert all(secret in str(health) for secret in SECRETS[:4])
 
     args = ChatDataArguments(train_file=str(chats), bad_rows="quarantine", max_bad_fraction=0.5)
-    left_out = load_conversations(sources_of(args, Problems()), args)
+    left_out = load_conversations(chat_sources(args, Problems()), args)
     assert SECRETS[4] in (left_out.folder / "rejected.jsonl").read_text(encoding="utf-8")
     notes = [*splits.notes, *[each.note for each in health.findings], *left_out.notes]
     folder = model_folder(tmp_path / "out", METRICS | {"data": METRICS["data"] | {"notes": notes}})

@@ -14,15 +14,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from indictune.models import builtin
-from indictune.models.adapter_base import (
-    END_BYTES,
-    Base,
-    base_of,
-    check_base,
-    continues_texts,
-    fingerprint,
-    record_base,
-)
+from indictune.models.adapters import END_BYTES, Base, base_of, check_base, continues_texts, fingerprint, record_base
 from tests.refusals import refused
 
 MIB = 1 << 20

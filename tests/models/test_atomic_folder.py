@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from indictune.models.atomic_folder import check_free, match_config_mode, whole_folder
+from indictune.models.atomic_folder import check_output_folder, match_config_mode, whole_folder
 from tests.refusals import refused
 
 
 def write(folder: Path, error: Exception | None = None) -> None:
     """A model of one file, which may fail when it is written."""
-    check_free(folder, "--output_dir")
+    check_output_folder(folder, "--output_dir")
     with whole_folder(folder, "--output_dir", 3, "name another disk") as model:
         model.mkdir()
         (model / "config.json").write_text("new")

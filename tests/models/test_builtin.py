@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from indictune.models import builtin, tiny_bert
+from indictune.models import builtin, tiny_models
 from tests.refusals import refused
 
 TEXTS = ["खाना अच्छा है 😀", "సినిమా బాగుంది", "படம் நன்று", "bahut accha laga 🎉"] * 3
 BERT = "builtin:tiny-indic-bert"
 SMALL = builtin.BuiltIn(
     lambda: TEXTS,
-    partial(tiny_bert.build, size=tiny_bert.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32)),
+    partial(tiny_models.build_tiny_bert, size=tiny_models.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32)),
 )
 
 

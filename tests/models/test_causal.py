@@ -25,8 +25,7 @@ from indictune.models.causal import (
     load_causal,
     load_causal_config,
 )
-from indictune.models.load import load_tokenizer
-from indictune.models.position_limits import check_max_length
+from indictune.models.load import check_max_length, load_tokenizer
 from indictune.models.trained import load_trained
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused

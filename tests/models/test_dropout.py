@@ -13,8 +13,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models.classifier import load_classifier
-from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.load import load_tokenizer
+from indictune.models.load import load_tokenizer, set_config_dropout, set_module_dropout
 from tests.models.tiny import CONFIGS
 
 FIELDS = {

@@ -17,7 +17,7 @@ from indictune.models.adapters import HEAD_NAMES
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.config_shapes import check_shapes
 from indictune.models.load import load_tokenizer
-from indictune.models.load_errors import explanation
+from indictune.models.load_errors import load_problem
 from indictune.models.trained import load_trained
 from tests.models.tiny import words_tokenizer
 from tests.refusals import refused
@@ -158,6 +158,6 @@ def test_a_model_with_code_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_hub_refuses_has_its_own_code(kind: type[HfHubHTTPError], code: str) -> None:
-    problem = explanation(ModelArguments(NAME, model_revision="v9"), hub_error(kind))
+    problem = load_problem(ModelArguments(NAME, model_revision="v9"), hub_error(kind))
     assert (problem.code, problem.flag, problem.value) == (code, "--model_name_or_path", NAME)
     assert ("v9" in str(problem)) is (code == "no-such-revision")

@@ -32,8 +32,7 @@ from indictune.cli import main
 from indictune.config.arguments import Method, ModelArguments
 from indictune.config.command_arguments import MergeArguments
 from indictune.errors import UserError
-from indictune.models.adapter_base import record_base
-from indictune.models.adapters import nf4_config, save_adapter_extras
+from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
 from indictune.models.causal import load_causal
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer

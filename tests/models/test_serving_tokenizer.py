@@ -20,10 +20,9 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from indictune.data.cleaning import clean
-from indictune.models.serving_normalizer import cleaning_steps
-from indictune.models.serving_tokenizer import serve_as_trained, without_cleaning
-from indictune.models.tiny_bert import sample_rows
+from indictune.data.text.cleaning import clean
+from indictune.models.serving_tokenizer import cleaning_steps, serve_as_trained, without_cleaning
+from indictune.models.tiny_models import sample_rows
 
 LETTERS = [*map(chr, range(0x21, 0x7F)), *map(chr, range(0x900, 0x980)), *map(chr, range(0xB80, 0xC80))]
 PIECES = [("▁", -2.0), *((letter, -5.0) for letter in LETTERS), ("http", -3.0), ("▁http", -3.0)]

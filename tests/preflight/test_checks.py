@@ -89,7 +89,7 @@ def test_an_adapter_on_another_commit_of_the_hub_is_refused() -> None:
     noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
     checkpoint = write(Path("out"), 4)
     (checkpoint / "base_model.json").write_text(json.dumps(noted))
-    digests = store.settle(checkpoint, store.files_in(checkpoint))
+    digests = store.sync_files(checkpoint, store.files_in(checkpoint))
     (checkpoint / store.MANIFEST).write_text(manifest(4, files=digests).to_json())
     config = BertConfig()
     config._commit_hash = "def"

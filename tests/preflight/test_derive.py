@@ -70,7 +70,7 @@ def test_half_precision_uses_tf32_and_a_compiled_model_in_fp32_does_not(
     monkeypatch: pytest.MonkeyPatch, has_tf32: bool, flags: tuple[str, ...], tf32: bool | None
 ) -> None:
     """A T4 and a V100 have no TF32, and transformers refuses the flag there."""
-    monkeypatch.setattr("indictune.distributed.tf32.is_torch_tf32_available", lambda: has_tf32)
+    monkeypatch.setattr("indictune.distributed.devices.is_torch_tf32_available", lambda: has_tf32)
     assert made(*flags)[0].derived.get("tf32") is (tf32 if has_tf32 else None)
     assert "tf32" not in made(*flags, "--tf32", "true")[0].derived
 

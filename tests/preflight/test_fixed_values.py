@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from indictune.config.arguments import SentimentTrainingArguments
-from indictune.preflight.fixed_values import FIXED, check_fixed_values
+from indictune.preflight.values import FIXED, check_fixed_values
 from tests.plans import codes_of, plan_of
 
 OTHER: dict[str, Any] = {name: not value if isinstance(value, bool) else "other" for name, (value, _) in FIXED.items()}

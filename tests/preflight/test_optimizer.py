@@ -10,7 +10,7 @@ import pytest
 from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.plan import Launch
-from indictune.preflight.optimizer import check_optimizer
+from indictune.preflight.values import check_optimizer
 from tests.plans import codes_of, plan_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.config.arguments import BY_EVALUATIONS
-from indictune.preflight.schedule import check_arguments, check_evaluations, check_schedule
+from indictune.preflight.values import check_arguments, check_evaluations, check_schedule
 from tests.plans import codes, codes_of, plan_of
 
 STEPS = {"save_strategy": "steps", "eval_strategy": "steps"}

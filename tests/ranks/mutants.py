@@ -25,8 +25,8 @@ from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.model_split import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
-from indictune.training.callbacks.epoch_shuffle import EpochShuffle
 from indictune.training.callbacks.step_flags import StepFlags
+from indictune.training.callbacks.trainer_repairs import EpochShuffle
 from indictune.training.exact_trainer import ExactTrainer
 
 
@@ -74,14 +74,14 @@ def without_mended_names() -> None:
 
 def without_borrowed_type() -> None:
     """FSDP on the CPU as accelerate leaves it: the type that the fallback sets is reset at once."""
-    start = cpu_fallback.start
+    start = cpu_fallback.start_on_gloo
 
     def and_back(launch: Launch, timeout_s: int) -> dict[str, Any]:
         fields = start(launch, timeout_s)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_CPU
         return fields
 
-    cpu_fallback.start = and_back
+    cpu_fallback.start_on_gloo = and_back
 
 
 def without_chosen_blocks() -> None:

@@ -32,7 +32,7 @@ def rows_of(inputs: dict[str, Any]) -> list[list[int]]:
 
 
 def slow_down() -> None:
-    from indictune.training.classifier_trainer import IndicTrainer
+    from indictune.training.exact_trainer import IndicTrainer
 
     original = IndicTrainer.training_step
 

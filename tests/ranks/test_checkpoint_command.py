@@ -103,7 +103,7 @@ def test_parts_are_not_put_together_with_rows_of_another_model(
     recipe.write_text(f"model_name_or_path: {base}\nmodel_revision: main\n", encoding="utf-8")
     manifest = store.read_manifest(copied)
     assert manifest is not None
-    files = {**manifest.files, "recipe.yaml": store.digest(recipe)}
+    files = {**manifest.files, "recipe.yaml": store.file_digest(recipe)}
     (copied / store.MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
     command = ["checkpoint", str(copied), "--trust_checkpoint", "true", "--convert_to"]
     assert main([*command, str(tmp_path / "model")]) == 0

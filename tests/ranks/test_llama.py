@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 
 from indictune.cli import main
 from indictune.config.arguments import ModelArguments
-from indictune.data.templates import choose_template
+from indictune.data.chat.chat_tokens import choose_template
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer
 from indictune.models.trained import load_trained

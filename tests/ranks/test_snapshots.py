@@ -36,7 +36,7 @@ def test_a_lost_nodes_part_comes_from_its_neighbour(agents: Agents, run_under: C
     agents.start("a", "b")
     agents.wait_for(lambda: last_step(agents) >= 5)
     agents.kill("b")
-    assert store.listed(agents.folder) == []
+    assert store.checkpoints_in(agents.folder) == []
     assert agents.wait_for_end() == {"a": 0}, agents.output()
     assert "comes from a snapshot in memory" in agents.output()
     unchanged = run_under("single", 1, *FLAGS)

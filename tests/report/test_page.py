@@ -16,7 +16,7 @@ from indictune.report.tables import compared_settings, matrices
 from indictune.report.verdicts import against_baseline
 from indictune.report.write import write_report
 from indictune.run import Run
-from indictune.training.finish import report
+from indictune.training.finish import report_run
 from tests.faults.hostile import IN_ROWS
 from tests.hub.folders import RECIPE, model_folder
 from tests.report.folders import TEXTS, baseline, of_kind, run_folder, write
@@ -258,5 +258,5 @@ def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
     run = Run(Recipe({"output_dir": str(model_folder(tmp_path / "out"))}, Problems()), 0)
     (tmp_path / "out/report.html").mkdir()
     with caplog.at_level("WARNING"):
-        report(run, texts=True)
+        report_run(run, texts=True)
     assert f"indictune report {tmp_path}/out" in caplog.text

@@ -22,9 +22,8 @@ from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.run_folder import write_status
-from indictune.supervise.supervised_run import SupervisedRun
-from indictune.supervise.watchdog import Watchdog
-from indictune.training.nonfinite import NonFiniteLossError
+from indictune.supervise.watchdog import SupervisedRun, Watchdog
+from indictune.training.bad_steps import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
 from tests.supervise.test_lock import holding
 

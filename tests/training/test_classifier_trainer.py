@@ -14,7 +14,7 @@ from transformers import XLNetConfig, XLNetForSequenceClassification
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.tasks.protocol import Origins
 from indictune.tasks.text_objectives import SingleLabel
-from indictune.training.classifier_trainer import IndicTrainer
+from indictune.training.exact_trainer import IndicTrainer
 from tests.models.test_unpadded import classifier
 from tests.models.tiny import words_tokenizer
 

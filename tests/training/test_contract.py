@@ -8,8 +8,7 @@ import pytest
 from transformers import Trainer
 
 from indictune.training.chat_trainer import LlamaTrainer
-from indictune.training.classifier_trainer import IndicTrainer
-from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.task_trainer import TaskTrainer
 
 # Parameters upstream, without `self`, of each method that is overridden.

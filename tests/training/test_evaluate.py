@@ -72,7 +72,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
 
 
 def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path) -> None:
-    last = store.listed(finished_run.folder)[0]
+    last = store.checkpoints_in(finished_run.folder)[0]
     checkpoint = Path(shutil.copytree(last, tmp_path / "run" / last.name))
     (tmp_path / "run" / "link").symlink_to(checkpoint)
     test_file = str(tmp_path / "t.jsonl")

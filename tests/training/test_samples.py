@@ -14,7 +14,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.data.messages import Message
+from indictune.data.chat.messages import Message
 from indictune.models.attention import ATTENTION
 from indictune.run import Run
 from indictune.tasks.protocol import Samples

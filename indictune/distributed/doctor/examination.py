@@ -12,7 +12,7 @@ from torch import distributed
 from transformers import TrainingArguments
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed import node_disks, rank_values
+from indictune.distributed import agreement, node_disks
 from indictune.distributed.doctor import clocks, collective_sums, gpus, link_speeds, rank_speeds
 from indictune.distributed.doctor.alike import alike_lines
 from indictune.distributed.doctor.build_tools import build_line
@@ -71,7 +71,7 @@ def examine(subject: Subject, roll: RollCall, found: list[Line]) -> None:
     Raises:
         AbsentError: a rank is gone.
     """
-    hosts = roll.exchange("the start of all ranks", rank_values.host(), longer=2)
+    hosts = roll.exchange("the start of all ranks", agreement.host(), longer=2)
     ranks = roll.exchange("the checks of each machine", _of_this_rank(subject))
     own = [[Line(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
     lines = merged(own, hosts)
@@ -101,7 +101,7 @@ def _of_this_rank(subject: Subject) -> dict[str, Any]:
         "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
         "gpus": own,
         "links": link_speeds.facts(own["name"], interface),
-        "values": rank_values.shown(values),
+        "values": agreement.short_values(values),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from transformers import TrainingArguments
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed import rank_values
+from indictune.distributed import agreement
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.doctor import clocks, collective_sums
 from indictune.distributed.doctor.lines import merged
@@ -40,7 +40,7 @@ def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
         shared_memory_line(),
         disk_line(plan, timed=False),
     ]
-    everyone = gather_from_all((rank_values.host(), own, right, clocks.readings()))
+    everyone = gather_from_all((agreement.host(), own, right, clocks.readings()))
     hosts = [each[0] for each in everyone]
     by_name = {name: [each[2][name] for each in everyone] for name in right}
     if wrong := collective_sums.wrong_lines(by_name, hosts):

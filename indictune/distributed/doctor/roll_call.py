@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from indictune.distributed import elastic, rank_values
+from indictune.distributed import agreement, process_group
 from indictune.distributed.doctor.lines import Line
 from indictune.distributed.doctor.silence import why_silent
 from indictune.distributed.launch import rank_of, world_size_of
@@ -82,7 +82,7 @@ class RollCall:
     def __init__(self, environ: Mapping[str, str], timeout_s: float, report: Callable[[list[Line]], None]) -> None:
         self.rank, self.world_size, self.timeout_s = rank_of(environ), world_size_of(environ), timeout_s
         self._report = report
-        self._place = Place(0, "the start", os.getpid(), rank_values.host())
+        self._place = Place(0, "the start", os.getpid(), agreement.host())
         self._since = 0.0  # of the wait; 0 for none
         self._limit_s = timeout_s
         self._is_over = threading.Event()
@@ -286,4 +286,4 @@ def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> St
         wait_for_workers=False,
         multi_tenant=True,
     )
-    return PrefixStore(f"doctor/{elastic.attempt(environ)}", store)
+    return PrefixStore(f"doctor/{process_group.attempt(environ)}", store)

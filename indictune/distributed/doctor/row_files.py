@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from indictune.data.file_names import files_named
-from indictune.data.row_sources import SPLITS
-from indictune.data.weighted_files import entries_of
+from indictune.data.read.open_files import files_named
+from indictune.data.read.row_sources import SPLITS, entries_of
 from indictune.distributed.doctor.lines import Line
 from indictune.errors import UserError
 

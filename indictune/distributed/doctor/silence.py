@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from indictune.distributed import rank_values
+from indictune.distributed import agreement
 
 _STATES = {
     psutil.STATUS_STOPPED: ("stopped", "Look for Ctrl-Z, a debugger, or a scheduler that suspends jobs."),
@@ -21,7 +21,7 @@ def why_silent(pid: int, host: str) -> tuple[str, str]:
         host: where it runs. Of another node nothing is known.
     """
     look = f"On {host}, type: ps -o stat= -p {pid}. T is stopped, D waits for a disk."
-    if host != rank_values.host():
+    if host != agreement.host():
         return "stopped, gone, or busy outside Python", look
     try:
         state = psutil.Process(pid).status()

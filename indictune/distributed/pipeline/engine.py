@@ -1,29 +1,167 @@
-"""The pipeline of a training run: one rank's stages, connected with the Trainer."""
+"""The pipeline of a training run: one rank's stages, their gradients and their whole weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from peft import PeftModel
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
-from indictune.distributed.pipeline.gradients import StageGradients
-from indictune.distributed.pipeline.links import Links
-from indictune.distributed.pipeline.runner import Batch, Runner
+from indictune.distributed.convert_state import own_weights
+from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
 from indictune.distributed.pipeline.schedule import bubble, chunks_of
-from indictune.distributed.pipeline.sharded_stages import shard, sum_with
-from indictune.distributed.pipeline.stages import Stages
-from indictune.distributed.pipeline.waits import Waits
-from indictune.distributed.pipeline.whole_state import part_of_states, write_whole_weights
-from indictune.distributed.sharding import unwrapped
+from indictune.distributed.pipeline.stages import Stages, shard, sum_with
+from indictune.distributed.sharding import average_gradients, local_part, unwrapped
+
+
+class StageGradients:
+    """The gradients of one rank's stages.
+
+    Args:
+        model: with the parameters of the rank.
+        stages_group: the ranks of this pipeline.
+        copies_group: the ranks with the same stages and other rows; None if FSDP2 sums over them.
+        tied: gives the weight that the first and the last stage both have, on their ranks; else None.
+        ends_group: the ranks of the first and the last stage, on these; else None.
+        counts_tied: whether this rank counts the tied weight in the norm. One of the two does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages_group: ProcessGroup,
+        copies_group: ProcessGroup | None,
+        tied: Callable[[], nn.Parameter | None] = lambda: None,
+        ends_group: ProcessGroup | None = None,
+        counts_tied: bool = True,
+    ) -> None:
+        self._model, self._stages_group, self._copies_group = model, stages_group, copies_group
+        self._tied, self._ends_group, self._counts_tied = tied, ends_group, counts_tied
+
+    def sum(self) -> None:
+        """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
+        tied = self._tied()
+        if tied is not None and tied.grad is not None:
+            torch.distributed.all_reduce(local_part(tied.grad), group=self._ends_group)
+        if self._copies_group is not None:
+            average_gradients(self._model.parameters(), self._copies_group)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip by the norm over all stages, and return it. All ranks must call it.
+
+        Args:
+            max_norm: 0 clips nothing.
+        """
+        by_mesh: dict[Any, list[nn.Parameter]] = {}  # torch (2.13) mixes no tensors of several meshes
+        for each in self._model.parameters():
+            if each.grad is not None:
+                by_mesh.setdefault(each.grad.device_mesh if isinstance(each.grad, DTensor) else None, []).append(each)
+        uncounted = None if self._counts_tied else self._tied()
+        counted = [[each.grad for each in trained if each is not uncounted] for trained in by_mesh.values()]
+        square = torch.zeros((), device=next(self._model.parameters()).device)
+        for of_mesh in counted:
+            square += _square([each for each in of_mesh if each is not None])
+        torch.distributed.all_reduce(square, group=self._stages_group)
+        norm = square.sqrt()
+        for trained in by_mesh.values() if max_norm > 0 else ():
+            clip_grads_with_norm_(trained, max_norm, norm)
+        return norm
+
+
+def _square(gradients: list[Tensor]) -> Tensor:
+    """The square of the norm of gradients of one mesh, those on other ranks of it included."""
+    norm = get_total_norm(gradients)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
+
+
+def write_whole_weights(trainer: Trainer, model: nn.Module, folder: Path, group: ProcessGroup) -> None:
+    """Gather the weights of all stages on rank 0, and write them as one process does. All ranks must call it.
+
+    Args:
+        trainer: saves.
+        model: with the stages of this rank.
+        folder: of the model.
+        group: the ranks of this pipeline, by stage.
+    """
+    weights = _gathered(own_weights(model), group, trainer.args.device)
+    is_adapter = isinstance(model, PeftModel)
+    trained = {name: _whole(each) for name, each in model.named_parameters() if is_adapter and each.requires_grad}
+    if not trainer.args.should_save:
+        return
+    if is_adapter:
+        trainer._save(str(folder), state_dict=trained)  # with the adapter's part in the first stage
+        save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+    else:
+        trainer._save(str(folder), state_dict=weights)
+
+
+def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device) -> dict[str, Tensor]:
+    """The weights of all stages by name, on the CPU of rank 0; on other ranks their own."""
+    weights = {name: _whole(each) for name, each in mine.items()}
+    ranks = torch.distributed.get_process_group_ranks(group)
+    if ranks[0] != 0:  # another copy of the model
+        return weights
+    described: list[Any] = [None] * len(ranks)
+    mine_described = {name: (each.shape, each.dtype) for name, each in weights.items()}
+    torch.distributed.all_gather_object(described, mine_described, group=group)
+    rank = torch.distributed.get_rank()
+    whole = {name: each.cpu().contiguous() for name, each in weights.items()} if rank == 0 else weights
+    for sender, names in zip(ranks[1:], described[1:], strict=True):
+        for name, (shape, dtype) in names.items():
+            if rank == sender:
+                torch.distributed.send(weights[name].contiguous(), ranks[0], group=group)
+            elif rank == 0:
+                received = torch.empty(shape, dtype=dtype, device=device)
+                torch.distributed.recv(received, sender, group=group)
+                whole[name] = received.cpu()
+    return whole
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def part_of_states(
+    whole: dict[str, Any], model: nn.Module, decayed: Collection[str], order: Sequence[str], group: ProcessGroup
+) -> dict[str, Any]:
+    """What a rank loads of the optimizer states of a whole model, numbered as one process would number its stages.
+
+    All ranks must call it.
+
+    Args:
+        whole: the state dict of one process: parameters with weight decay come first.
+        model: with the stages of this rank.
+        decayed: names of the parameters of these that weight decay applies to.
+        order: names of all trained parameters, as the whole model lists them.
+        group: the ranks of this pipeline.
+    """
+    of_stages: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(of_stages, set(decayed), group=group)
+    all_decayed = set[str]().union(*of_stages)
+    number_of = {name: number for number, name in enumerate(sorted(order, key=lambda name: name not in all_decayed))}
+    own = [name for name, each in model.named_parameters() if each.requires_grad]
+    own.sort(key=lambda name: name not in decayed)
+    with_decay = sum(name in decayed for name in own)
+    numbers = [list(range(with_decay)), list(range(with_decay, len(own)))]
+    groups = [each | {"params": mine} for each, mine in zip(whole["param_groups"], numbers, strict=True)]
+    return {
+        "state": {number: whole["state"][number_of[name]] for number, name in enumerate(own)},
+        "param_groups": groups,
+    }
+
 
 T = TypeVar("T")
 

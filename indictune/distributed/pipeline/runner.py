@@ -2,19 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
-from indictune.distributed.pipeline.links import Links
 from indictune.distributed.pipeline.schedule import Action, actions
 from indictune.distributed.pipeline.stages import Stages
-from indictune.distributed.pipeline.waits import Waits
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
+
+Direction = tuple[int, int]  # ranks in the pipeline: sender, receiver
+
+
+class Links:
+    """The links of one rank to its neighbours in a ring of stages.
+
+    Each direction of each link, for states and for gradients, is a group of its own. NCCL runs the messages of one
+    group in order: two neighbours that both send first would wait for each other.
+
+    Args:
+        pipelines: the ranks of each pipeline of the run, by stage. All ranks must pass the same.
+        is_ring: whether the last rank also sends to the first.
+    """
+
+    def __init__(self, pipelines: Sequence[Sequence[int]], is_ring: bool) -> None:
+        self._groups: dict[tuple[bool, Direction], ProcessGroup] = {}
+        self._global = list[int]()
+        self._sent: deque[tuple[Work, Tensor]] = deque()
+        me = torch.distributed.get_rank()
+        for pipeline in pipelines:
+            last = len(pipeline) - 1
+            pairs = [(here, here + 1) for here in range(last)] + ([(last, 0)] if is_ring else [])
+            for pair in pairs:
+                for is_forward, direction in ((True, pair), (False, pair[::-1])):
+                    group = torch.distributed.new_group([pipeline[each] for each in direction])
+                    if me in pipeline:
+                        self._groups[is_forward, (direction[0], direction[1])] = group
+            if me in pipeline:
+                self._global = list(pipeline)
+
+    def send(self, tensor: Tensor, is_forward: bool, direction: Direction) -> None:
+        """Begin to send a tensor, and keep it until it is sent."""
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        tensor = tensor.contiguous()
+        work = torch.distributed.isend(tensor, self._global[direction[1]], self._groups[is_forward, direction])
+        assert work is not None
+        self._sent.append((work, tensor))
+
+    def receive(self, into: Tensor, is_forward: bool, direction: Direction) -> Work:
+        """Begin to receive a tensor. Messages of one direction arrive in the order in which they were sent."""
+        work = torch.distributed.irecv(into, self._global[direction[0]], self._groups[is_forward, direction])
+        assert work is not None
+        return work
+
+    def finish(self) -> None:
+        """Wait until everything is sent."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+
+Mark = float | torch.Event
+
+
+class Waits:
+    """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps.
+
+    Args:
+        device: of the rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._step = [self._mark(), self._mark()]
+        self._passes = list[tuple[Mark, Mark]]()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A block with the passes of a step."""
+        self._passes.clear()
+        begin = self._mark()
+        yield
+        self._step = [begin, self._mark()]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A block with one pass."""
+        begin = self._mark()
+        yield
+        self._passes.append((begin, self._mark()))
+
+    def share(self) -> float:
+        """The share of the last step that passed without a pass. Waits for the GPU."""
+        whole = self._seconds(*self._step)
+        return 1 - sum(self._seconds(*each) for each in self._passes) / whole if whole else 0.0
+
+    def _mark(self) -> Mark:
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, begin: Mark, end: Mark) -> float:
+        if isinstance(begin, float) or isinstance(end, float):
+            return float(end) - float(begin)  # type: ignore[arg-type]
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
 
 Batch = dict[str, Any]
 T = TypeVar("T")

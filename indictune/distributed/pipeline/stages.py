@@ -1,4 +1,4 @@
-"""Cut a model in place into the stages of one rank, which keep the names of their parameters."""
+"""Cut a model in place into the stages of one rank, and shard them over the ranks that train copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
-from indictune.models.own_model import own_model
+from indictune.models.adapters import without_adapter
 
 
-class Entry(nn.Module):
+class ReceivedEmbedding(nn.Module):
     """Stands for the embedding in all stages but the first: returns the states that the rank received."""
 
     def __init__(self, tied: nn.Parameter | None) -> None:
@@ -21,7 +23,7 @@ class Entry(nn.Module):
         self.states: Tensor | None = None
 
     @property
-    def word_embeddings(self) -> Entry:
+    def word_embeddings(self) -> ReceivedEmbedding:
         """Itself: what encoders give as their input embedding, to activation checkpointing for example."""
         return self
 
@@ -89,7 +91,7 @@ class Stages:
     """
 
     def __init__(self, model: nn.Module, rank: int, ranks: int, chunks: int = 1) -> None:
-        own = self._own = own_model(model)
+        own = self._own = without_adapter(model)
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
         self.body = Body(self._base)
         self.count = ranks * chunks
@@ -105,7 +107,7 @@ class Stages:
         self._exits = {
             stage: Exit(self._own_blocks[span.stop]) for stage, span in self._spans.items() if self.has_next(stage)
         }
-        self._entry = Entry(embedding.weight if self.is_tied and has_last and not has_first else None)
+        self._entry = ReceivedEmbedding(embedding.weight if self.is_tied and has_last and not has_first else None)
         self._first = getattr(self._base, self._layout.entry) if has_first else self._entry
         if not has_last:
             self._drop_ends()
@@ -175,3 +177,30 @@ class Stages:
         for name, child in list(self._own.named_children()):
             if child is not self._base and any(True for _ in child.parameters()):
                 setattr(self._own, name, Elsewhere(child))
+
+
+def shard(model: nn.Module, stages: Stages, copies: DeviceMesh) -> nn.Module:
+    """Shard a rank's only stage in place: each layer, and the rest as one group.
+
+    Args:
+        model: with an adapter around it, if any.
+        stages: of the rank, one.
+        copies: the ranks with the same stage.
+
+    Returns:
+        What the stage calls, the root of what is sharded.
+    """
+    for block in stages.own_blocks:
+        fully_shard(block, mesh=copies)
+    (number,) = stages.numbers
+    root = stages.body if stages.has_next(number) else model
+    fully_shard(root, mesh=copies)
+    return root
+
+
+def sum_with(root: nn.Module, is_last: bool) -> None:
+    """Sum gradients over the copies in the next backward pass, if it is the last one of the step; else keep them."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(is_last, recurse=False)
+            module.set_is_last_backward(is_last)

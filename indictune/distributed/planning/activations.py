@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedConfig
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.schedule import GPIPE, chunks_of
 from indictune.distributed.planning.kept_bytes import FP32, HALF, Types, shards_of
 from indictune.distributed.planning.rank_weights import Weight

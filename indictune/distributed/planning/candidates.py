@@ -8,9 +8,9 @@ from functools import cache
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.choose_launcher import Launcher
-from indictune.distributed.context_limits import check_context
+from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
-from indictune.distributed.pipeline.limits import check_pipeline
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.planning.hardware import Machine, assumed
 from indictune.distributed.planning.memory import Memory, RankMemory
 from indictune.distributed.planning.micro_batches import MicroBatch, RowLengths, micro_batches, unknown_lengths
@@ -26,7 +26,7 @@ from indictune.distributed.strategy_limits import (
     check_weights,
     default_optimizer,
 )
-from indictune.distributed.tensor_plans import check_split
+from indictune.distributed.tensor import check_split
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
 from indictune.shipped_files import strategies

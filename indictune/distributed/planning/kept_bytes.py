@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 from indictune.distributed.planning.rank_weights import Weight
 
 FP32, HALF = 4, 2

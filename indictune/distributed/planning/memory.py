@@ -11,7 +11,7 @@ from indictune.distributed.pipeline.schedule import chunks_of
 from indictune.distributed.planning import activations
 from indictune.distributed.planning.kept_bytes import gradients_between, kept_bytes, types_of
 from indictune.distributed.planning.rank_weights import ModelWeights, Weight
-from indictune.models.parameter_counts import MetaModel
+from indictune.models.config_shapes import MetaModel
 
 # Of a process on a GPU: CUDA with the code of its kernels, and buffers of NCCL for each kind of group. Judgements.
 CONTEXT_BYTES, NCCL_BYTES = 600_000_000, 400_000_000

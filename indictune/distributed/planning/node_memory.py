@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 from indictune.distributed.planning.kept_bytes import FP32, NF4_BYTES, NF4_SCALES
 from indictune.distributed.planning.memory import RankMemory
 

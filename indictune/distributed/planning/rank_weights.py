@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from indictune.config.plan import Axes
 from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
 from indictune.distributed.sharding import repeated_blocks
-from indictune.distributed.tensor_parallel import styles_of
-from indictune.models.parameter_counts import MetaModel
+from indictune.distributed.tensor import styles_of
+from indictune.models.config_shapes import MetaModel
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.schedule import bubble, chunks_of
 from indictune.distributed.planning import sent_bytes as sent
 from indictune.distributed.planning.hardware import Machine, assumed, known_links

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed.engines import engine_of
+from indictune.distributed.launch import engine_of
 from indictune.distributed.planning.kept_bytes import FP32, types_of
 from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.models.parameter_counts import MetaModel
+from indictune.models.config_shapes import MetaModel
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,55 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from transformers import EarlyStoppingCallback, PrinterCallback
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.config.task_names import PARITY_TRACE
 from indictune.hub.push import destination_of
+from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.training import bad_steps
-from indictune.training.callbacks.check_divergence import CheckDivergence
-from indictune.training.callbacks.load_best import LoadBest
 from indictune.training.callbacks.parity_trace import ParityTrace
 from indictune.training.callbacks.profile_steps import ProfileSteps
 from indictune.training.callbacks.push_saves import PushSaves
-from indictune.training.callbacks.report_progress import ReportProgress
 from indictune.training.callbacks.restore_progress import RestoreProgress
-from indictune.training.callbacks.step_flags import StepFlags
-from indictune.training.callbacks.train_log import TrainLog
+from indictune.training.callbacks.step_flags import CheckDivergence, StepFlags
+from indictune.training.callbacks.throughput import TrainLog
 from indictune.training.exact_trainer import ExactTrainer
+
+
+class LoadBest(TrainerCallback):
+    """Commits the last checkpoint, then loads the best one.
+
+    The Trainer (5.23) would load the best before that, and delete the last checkpoint before the model is saved.
+    """
+
+    def __init__(self, trainer: ExactTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.trainer.checkpoints.end()
+        self.trainer.load_best()
+
+
+class ReportProgress(TrainerCallback):
+    """Records which step has ended, and that this rank still moves."""
+
+    def _passed(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        OWN_PROGRESS.step = state.global_step
+        OWN_PROGRESS.passed("ending a step, a micro-batch or a checkpoint")
+
+    on_step_end = on_substep_end = on_prediction_step = on_save = _passed
 
 
 def watch(

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from indictune.checkpoint import compatibility, rng_state, store
+from indictune.checkpoint import compatibility, store, train_state
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
@@ -87,7 +87,7 @@ class RestoreProgress(TrainerCallback):
             self._random_states = None
 
     def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
-        rng_state.load(checkpoint, args, _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch))
+        train_state.restore_generators(checkpoint, args, _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch))
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         manifest = _manifest_of(self.checkpoint)

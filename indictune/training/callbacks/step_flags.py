@@ -1,4 +1,4 @@
-"""What the ranks must agree on at the end of a step: a bad number, a request to stop, a checkpoint being written."""
+"""What the ranks must agree on at the end of a step: bad numbers, stop requests, saves, and equal copies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from indictune.training.bad_steps import mean_over_ranks
-from indictune.training.collective_flags import CollectiveFlags
-from indictune.training.nonfinite import is_below_one
+from indictune.distributed.agreement import DivergedError, check_copies
+from indictune.distributed.sharding import has_own_optimizer, unwrapped
+from indictune.training.bad_steps import CollectiveFlags, is_below_one, mean_over_ranks
 from indictune.training.task_trainer import TaskTrainer
 
 
@@ -68,3 +68,33 @@ class StepFlags(TrainerCallback):
             if bad or without_scale:
                 code = "nonfinite-step" if bad else "no-loss-scale"
                 raise self.trainer.bad_steps.stop(code, step, mean_over_ranks(loss))
+
+
+FLAG = "--divergence_check_steps"
+
+
+class CheckDivergence(TrainerCallback):
+    """Compares the ranks' copies every so many steps, and before each save: a checkpoint holds copies that agree."""
+
+    def __init__(self, trainer: TaskTrainer, every: int) -> None:
+        self.trainer = trainer
+        self.every = every
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_save or state.global_step % self.every == 0:
+            self._check(state.global_step)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_save:
+            self._check(state.global_step)
+
+    def _check(self, step: int) -> None:
+        trainer = self.trainer
+        assert trainer.optimizer is not None
+        own: Any = trainer.optimizer
+        optimizer = own.optimizer if has_own_optimizer(trainer) else None
+        try:
+            check_copies(step, FLAG, unwrapped(trainer), optimizer, trainer.launch)
+        except DivergedError:
+            trainer.checkpoints.finish()  # it was compared when it was begun
+            raise

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from indictune.config.plan import Launch
-from indictune.distributed import rank_values
+from indictune.distributed import agreement
 from indictune.distributed.doctor import build_tools, four_bit, output_folder, packages, rank_speeds
 from indictune.distributed.doctor.row_files import row_digests, row_line
 from indictune.distributed.doctor.shared_memory import shared_memory_line
@@ -127,7 +127,7 @@ def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_process_that_does_not_answer_is_stopped_gone_or_busy() -> None:
-    here = rank_values.host()
+    here = agreement.host()
     with subprocess.Popen(["sleep", "60"]) as process:
         busy = why_silent(process.pid, here)[0]
         process.send_signal(signal.SIGSTOP)

@@ -19,7 +19,7 @@ from indictune.distributed.planning.micro_batches import MicroBatch, RowLengths,
 from indictune.distributed.planning.node_memory import node_memory
 from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.planning.written_bytes import written_bytes
-from indictune.models.parameter_counts import meta_model
+from indictune.models.config_shapes import meta_model
 from tests.plans import plan_of
 
 LLAMA = LlamaConfig(

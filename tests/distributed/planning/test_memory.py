@@ -29,8 +29,8 @@ from indictune.distributed.planning.rank_weights import ModelWeights, Weight
 from indictune.distributed.planning.widths import widths_of
 from indictune.models.adapters import add_lora
 from indictune.models.causal import load_causal
+from indictune.models.config_shapes import ParameterCounts, count_parameters, meta_model
 from indictune.models.load import load_tokenizer
-from indictune.models.parameter_counts import ParameterCounts, count_parameters, meta_model
 from tests.plans import plan_of
 
 LLAMA = LlamaConfig(

@@ -17,9 +17,8 @@ from transformers import TrainerControl, TrainerState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.stop_signals import StopRequest
-from indictune.training.bad_steps import BadSteps
+from indictune.training.bad_steps import BadSteps, NonFinite, NonFiniteLossError, is_below_one
 from indictune.training.callbacks.step_flags import StepFlags
-from indictune.training.nonfinite import NonFinite, NonFiniteLossError, is_below_one
 
 NAN = float("nan")
 

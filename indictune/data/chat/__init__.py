@@ -1,0 +1,1 @@
+"""Read conversations and turn them into tokens."""

@@ -1,0 +1,289 @@
+"""Turn conversations into tokens: apply the chat template, cut, and mark the answers."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from indictune.data.bad_rows import BadRows
+from indictune.data.collation import IGNORED_LABEL
+from indictune.data.rows import smaller_batches
+from indictune.errors import Problems, UserError, problem
+
+_TEMPLATES = resources.files("indictune.data") / "chat_templates"
+PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
+_ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
+EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+# Templates that write today's date get this day, so that a run resumed after midnight has the same rows. LLaMA 3's own
+# templates fall back on it. It is a macro because transformers turns a function given to a template into text.
+_DAY = datetime.datetime(2024, 7, 26)
+_DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p", "%S", "%x", "%X", "%y", "%Y")
+_FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
+_TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- endmacro -%}}"
+
+Message = dict[str, str]
+Span = tuple[int, int]
+Written = tuple[str, list[Span]]
+
+
+def choose_template(
+    tokenizer: PreTrainedTokenizerBase, name: str | None, as_written: bool, train_on_prompts: bool
+) -> str:
+    """The jinja text that writes out the messages of a run.
+
+    Args:
+        tokenizer: of the model.
+        name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own, or TRL's
+            version of that, which marks answers.
+        as_written: the rows are prompt and completion texts; without a name, they stay as they are.
+        train_on_prompts: answers need no marks, because the loss counts every token.
+
+    Raises:
+        UserError: there is no such template, its jinja fails, it does not mark answers, or the tokenizer lacks special
+            tokens that it writes.
+    """
+    if name is None and not as_written:
+        name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
+    else:
+        name, template = name or "plain", _named_template(name or "plain")
+    _check_template(template, name, tokenizer, train_on_prompts)
+    return template
+
+
+def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
+    """The tokenizer's template, or TRL's version, which marks answers."""
+    try:
+        own = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise UserError("chat-template-missing", "--chat_template", name=tokenizer.name_or_path) from error
+    if train_on_prompts or _ANSWER_MARK.search(own):
+        return own
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        return get_training_chat_template(tokenizer) or own
+    except Exception:  # unknown to TRL, or broken jinja; `_check_template` reports what is wrong
+        return own
+
+
+def _named_template(name: str) -> str:
+    path = Path(name) if name.endswith(".jinja") else _TEMPLATES / f"{name}.jinja"
+    if not path.is_file():
+        raise UserError("chat-template-unknown", "--chat_template", name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("unreadable", "--chat_template", name, reason=error) from error
+
+
+def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
+    """Write out a short conversation, and refuse what `choose_template` says."""
+    try:
+        text, spans = apply_template(EXAMPLE, tokenizer, template, marked=not train_on_prompts)
+    except Exception as error:  # a template is a program: it can raise anything
+        reason = " ".join(str(error).split())
+        raise UserError("chat-template-fails", "--chat_template", name, reason=reason) from error
+    problems = Problems()
+    if not spans and not train_on_prompts:
+        problems.append(problem("chat-template-without-marks", "--chat_template", name))
+    lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
+    if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
+        lacking.append("an end-of-text token (eos_token)")
+    if lacking:
+        tokens = ", ".join(lacking)
+        problems.append(
+            problem("chat-template-tokens", "--chat_template", name, tokens=tokens, tokenizer=tokenizer.name_or_path)
+        )
+    problems.raise_any()
+
+
+def apply_template(
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    marked: bool,
+    open_answer: bool = False,
+) -> Written:
+    """The text of a conversation, and with `marked` the start and end of each answer in it."""
+    texts, spans = cast(
+        tuple[list[str], list[list[Span]]],
+        render_jinja_template(
+            [cast(list[dict[str, Any]], messages)],
+            chat_template=_TODAY + template if "strftime_now" in template else template,
+            return_assistant_tokens_mask=marked,
+            add_generation_prompt=open_answer,
+            **cast(dict[str, Any], tokenizer.special_tokens_map),
+        ),
+    )
+    return texts[0], spans[0] if marked else []
+
+
+_ANSWER = "0192837465"  # which no template writes
+_BATCH_ROWS = 500  # while it is tokenised, a long row takes megabytes
+
+Ids = npt.NDArray[np.int32]
+
+SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.list_(pa.int32())),
+        ("length", pa.int32()),
+        ("full_length", pa.int32()),
+        ("language", pa.string()),
+        ("rows", pa.list_(pa.int32())),
+    ]
+)
+
+
+def tokenised_chats(
+    batches: Iterable[pa.RecordBatch],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    max_length: int,
+    train_on_prompts: bool,
+    bad: BadRows,
+    positions: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Write out, tokenise and cut conversations.
+
+    Args:
+        batches: of a table of `Conversations`.
+        tokenizer: a fast one.
+        template: from `choose_template`.
+        max_length: rows keep their first tokens, this many.
+        train_on_prompts: the loss counts every token, not only those of answers.
+        bad: gets rows that the template refuses, rows without a marked answer, and rows that lose all answers by the
+            cut.
+        positions: most tokens that the model reads; None for no limit.
+
+    Yields:
+        The columns of `SCHEMA`, in the order of the rows. `labels` has the tokens that the loss counts, and -100 for
+        the others. The first token never counts, because nothing predicts it. `length` and `full_length` are the
+        tokens after and before the cut. `rows` has the row's index, in a list as packs have it.
+
+    Raises:
+        UserError: the tokenizer is not a fast one; after the last row, bad rows stop the run, or are too many.
+    """
+    if not tokenizer.is_fast:
+        raise UserError("slow-tokenizer", "--model_name_or_path", tokenizer.name_or_path)
+    first = good = 0
+    for batch in smaller_batches(batches, _BATCH_ROWS):
+        written = _write_out(batch, tokenizer, template, train_on_prompts, bad)
+        ids, labels = _encode(list(written.values()), tokenizer) if written else ([], [])
+        kept = []
+        for index, row in enumerate(written):
+            if (labels[index][:max_length] != IGNORED_LABEL).any():
+                kept.append((row, ids[index], labels[index]))
+            else:
+                length = len(ids[index])
+                is_readable = positions is None or length <= positions
+                code = "answers-cut-off" if is_readable else "answers-beyond-positions"
+                _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
+        if kept:
+            yield _columns(batch, first, kept, max_length)
+        first += batch.num_rows
+        good += len(kept)
+    bad.finish(good)
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """Tokens before the last answer, and those that open an answer."""
+    text, _ = apply_template(messages[:-1], tokenizer, template, marked=False, open_answer=True)
+    return cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """Tokens that end an answer: the first added token that the template writes after one, and the end of a text."""
+    messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
+    text, _ = apply_template(messages, tokenizer, template, marked=False)
+    written = tokenizer(text.partition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    ends = [token for token in written if token in tokenizer.added_tokens_decoder][:1]
+    return sorted({*ends, tokenizer.eos_token_id} - {None})
+
+
+def _write_out(
+    batch: pa.RecordBatch, tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool, bad: BadRows
+) -> dict[int, Written]:
+    """The texts of rows, and the characters that the loss counts, by the rows' indices in the batch."""
+    written: dict[int, Written] = {}
+    for row, messages in enumerate(batch["messages"].to_pylist()):
+        try:
+            text, spans = apply_template(messages, tokenizer, template, marked=not train_on_prompts)
+        except Exception as error:  # a template is a program: it can raise anything
+            _add_bad(bad, batch, row, "template-refuses-row", reason=error)
+            continue
+        spans = [(0, len(text))] if train_on_prompts else spans
+        if any(end > start for start, end in spans):
+            written[row] = text, spans
+        else:
+            _add_bad(bad, batch, row, "answer-unmarked")
+    return written
+
+
+def _add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:
+    messages, line = (batch[name][row].as_py() for name in ("messages", "line"))
+    bad.add(line, code, {"messages": messages}, **details)
+
+
+def _columns(
+    batch: pa.RecordBatch, first: int, kept: Sequence[tuple[int, Ids, Ids]], max_length: int
+) -> pa.RecordBatch:
+    """The columns of the rows that are kept: `kept` has the index in the batch, tokens and labels of each, uncut.
+
+    `first` is the index of the batch's first row in the split.
+    """
+    rows, ids, labels = zip(*kept, strict=True)
+    full_lengths = np.array([len(each) for each in ids], dtype=np.int32)
+    lengths = np.minimum(full_lengths, np.int32(max_length))
+    ends = np.cumsum([0, *lengths], dtype=np.int32)
+    tokens = (np.concatenate([each[:max_length] for each in column]) for column in (ids, labels))
+    indices = pa.ListArray.from_arrays(np.arange(len(rows) + 1, dtype=np.int32), np.array(rows, np.int32) + first)
+    columns = [
+        *(pa.ListArray.from_arrays(ends, values) for values in tokens),
+        *(pa.array(lengths), pa.array(full_lengths), batch["language"].take(pa.array(rows)), indices),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
+    """Tokens and labels of some rows, uncut."""
+    encoded = tokenizer(
+        [text for text, _ in written],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    ids = [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
+    offsets = cast(list[list[Span]], encoded["offset_mapping"])
+    labels = [
+        np.where(_overlap(row, spans), row_ids, IGNORED_LABEL).astype(np.int32)
+        for row_ids, row, (_, spans) in zip(ids, offsets, written, strict=True)
+    ]
+    return ids, labels
+
+
+def _overlap(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """Which tokens of a row hold characters of a span, bool [tokens]; the first token never counts.
+
+    `apply_chat_template(return_assistant_tokens_mask=True)` ends a span at the first token of its last character. If
+    that becomes several tokens, the others would not be trained (seen in transformers 5.23).
+    """
+    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    overlap = np.zeros(len(starts), dtype=np.bool_)
+    for first, end in spans:
+        overlap |= (starts < end) & (ends > first)
+    overlap[:1] = False
+    return overlap

@@ -1,0 +1,254 @@
+"""Load the conversations of a run: read any of the usual forms, and check them before anything expensive starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.config.row_arguments import BadRowArguments
+from indictune.data.bad_rows import BadRows, bad_rows
+from indictune.data.cache import build_once, with_progress
+from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
+from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
+from indictune.data.findings import Finding, Found, findings_in
+from indictune.data.languages import language_of
+from indictune.data.mojibake import Mojibake
+from indictune.data.read.read_files import Record
+from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
+from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
+from indictune.data.rows import (
+    BETWEEN_MESSAGES,
+    StoredRows,
+    leaked_rows,
+    map_table,
+    move_rows,
+    read_facts,
+    stored_batches,
+    text_keys,
+    write_facts,
+    write_table,
+)
+from indictune.data.same_texts import repeated_rows
+from indictune.errors import Problem, Problems, UserError, attributed_to, problem
+
+ChatSource = Source[Record]
+
+# Rows held as Python objects before they become arrow arrays; a conversation may be long.
+_CHUNK_ROWS = 2_000
+_SCHEMA = pa.schema(
+    [
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("language", pa.string()),
+        ("line", pa.int64()),
+        ("as_written", pa.bool_()),
+    ]
+)
+
+
+class Conversations(StoredRows):
+    """The conversations of one split.
+
+    The table has columns `messages` (list of `role` and `content`: an optional system message, then user and assistant
+    by turns, the last of assistant; none is empty), `language` (string), `line`, and `as_written` (bool, the same in
+    all rows: each is one prompt and one completion, given as plain texts). No nulls.
+    """
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """The contents of each row's messages, with `BETWEEN_MESSAGES` between them."""
+        for batch in self.table.to_batches(_CHUNK_ROWS):
+            yield from _whole_text(batch).to_pylist()
+
+
+@dataclass(frozen=True)
+class ConversationSplits:
+    """All conversations of a run, by split; attributes as of `Splits`."""
+
+    rows: Mapping[str, Conversations]
+    folder: Path
+    notes: Sequence[str]
+    findings: Sequence[Finding] = ()
+
+    @property
+    def as_written(self) -> bool:
+        """Whether all rows are prompts and completions, given as plain texts."""
+        return _as_written(self.rows)
+
+
+def chat_sources(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
+    """The sources of conversations by split; arguments as of `sources_by_split`."""
+    names = problems.attempt(parse_columns, args.columns) or {}
+    sources = sources_by_split(args, problems, "builtin:chats", partial(chat_records, names=names))
+    return {split: _renamed(source, names) for split, source in sources.items()}
+
+
+def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
+    """The source of `--test_file`, a json, jsonl or parquet file.
+
+    Raises:
+        UserError: as `parse_columns`.
+    """
+    names = parse_columns(columns)
+    return {"test": _renamed(file_source(path, "--test_file", partial(chat_records, names=names)), names)}
+
+
+def _renamed(source: ChatSource, names: Mapping[str, str]) -> ChatSource:
+    """The source, with a fingerprint that depends on the names of its columns."""
+    return replace(source, fingerprint=f"{source.fingerprint} {json.dumps(names)}")
+
+
+def is_as_written(source: ChatSource) -> bool | None:
+    """Whether the first row is a prompt and a completion, given as plain texts; None if it cannot be used."""
+    try:
+        _, record = next(source.read(BadRows(source.name)))
+        return is_prompt_text(record)
+    except (UserError, RowError, StopIteration):
+        return None
+
+
+def load_conversations(
+    sources: Mapping[str, ChatSource],
+    args: BadRowArguments,
+    found: Sequence[Problem] = (),
+    validation_split: ValidationSplit | None = None,
+    mixture: Mixture | None = None,
+) -> ConversationSplits:
+    """Read and check conversations, or take them from the cache.
+
+    If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
+    rows, unless the sources have validation rows. `mixture` repeats and leaves out training rows.
+
+    Raises:
+        UserError: all problems of all files at once, and those of `found`.
+    """
+    problems = Problems(found)
+    validation_split, ignored = used_split(validation_split, sources)
+
+    def make(folder: Path) -> None:
+        refuse_early(problems, sources.values(), _CHUNK_ROWS)
+        rows: dict[str, Conversations] = {}
+        seen = Found()
+        for split, source in sources.items():
+            bad, unused, mojibake = bad_rows(source.name, args, folder), UnusedColumns(), Mojibake()
+            with problems.collecting(), attributed_to(source.origin):
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, mojibake)
+                seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
+                seen.findings += mojibake.findings(source.origin, bad, len(rows[split]))
+        problems.extend(_mixed_forms(rows))
+        problems.raise_any()
+        seen.findings += _same_texts(rows, folder)
+        if validation_split is not None:
+            rows |= _divided(rows["train"], validation_split, folder)
+        mix = [] if mixture is None else mixture.apply(folder / "train.arrow", sources["train"].entries, None)
+        facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
+        write_facts(folder, {"splits": facts, **seen.facts(), "mix": mix})
+
+    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
+    parts: list[object] = [made_from, args.bad_rows, args.max_bad_fraction]
+    parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
+    folder = build_once("conversations", parts, "The conversations", make)
+    facts = read_facts(folder)
+    stored = {
+        split: Conversations(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()
+    }
+    if validation_split is not None:
+        validation_split.announce(stored)
+    announce(facts["mix"])
+    return ConversationSplits(stored, folder, [*facts["notes"], *ignored], findings_in(facts))
+
+
+def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
+    """The training rows in two: `train`, and `validation` if any row is held out."""
+    path = folder / "train.arrow"
+    texts = (text for batch in stored_batches(path) for text in _whole_text(batch).to_pylist())
+    chosen = split.choose(texts, train.table["language"])
+    if not chosen.any():
+        return {"train": train}
+    move_rows(path, folder / "validation.arrow", chosen)
+    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
+
+
+def _read_split(
+    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+) -> Conversations:
+    """Read and check the rows of one split; `path` gets the table."""
+    with bad.problems.collecting():
+        rows = _rows(source.read(bad), bad, unused, mojibake)
+        batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
+        tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
+        write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
+    bad.problems.extend(unused.problems(bad))
+    bad.finish(map_table(path).num_rows if not bad.problems else 0)
+    return Conversations(map_table(path), source.name, source.origin, bad.files)
+
+
+def _rows(
+    records: Iterator[Record], bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+) -> Iterator[dict[str, object]]:
+    """The usable rows of the table."""
+    for line, record in records:
+        try:
+            messages, as_written = messages_of(record), is_prompt_text(record)
+        except RowError as error:
+            if error.code == UNUSED_CONTENT:
+                unused.refuse(line, error)
+            else:
+                bad.add(line, error.code, record, **error.details)
+        else:
+            unused.count(record)
+            for message in messages:
+                mojibake.check(message["content"], line)
+            language = _language(record, messages)
+            yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
+
+
+def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
+    named = record.get("language")
+    if isinstance(named, str) and named.strip():
+        return named.strip()
+    return language_of("\n".join(message["content"] for message in messages if message["role"] != "system"))
+
+
+def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
+    """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
+    for rows in splits.values():
+        row = pc.index(rows.table["as_written"], not _as_written(splits)).as_py()
+        if row >= 0:
+            yield problem("forms-mixed", rows.origin, rows.location(row))
+
+
+def _as_written(splits: Mapping[str, Conversations]) -> bool:
+    return bool(next(iter(splits.values())).table["as_written"][0].as_py())
+
+
+def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding]:
+    """Training rows that are held-out rows too, and rows that repeat an earlier one of their split."""
+    train, path = rows.get("train"), folder / "train.arrow"
+    held_out = [rows[split] for split in SPLITS[1:] if split in rows]
+    found = [] if train is None else [_leaks(train, path, each) for each in held_out]
+    found += [repeated_rows(each, text_keys(each.texts)) for each in rows.values()]
+    return [each for each in found if each.count]
+
+
+def _leaks(train: Conversations, path: Path, held_out: Conversations) -> Finding:
+    count = sum(pc.sum(mask).as_py() or 0 for mask in leaked_rows(path, held_out.table, _whole_text))
+    note = (
+        f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores will "
+        "look too good; remove them from one of the two."
+    )
+    return Finding("leaked_rows", count, len(train), note)
+
+
+def _whole_text(batch: pa.RecordBatch) -> pa.Array:
+    """One string for each row, equal if the messages are. Their number gives the roles: odd with a system message."""
+    messages = batch["messages"]
+    contents = pa.ListArray.from_arrays(messages.offsets, messages.values.field("content"))
+    return pc.binary_join(contents, BETWEEN_MESSAGES)

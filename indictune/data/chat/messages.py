@@ -1,0 +1,234 @@
+"""Read the messages of one row, in any of the usual forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import cycle
+
+from indictune.data.columns import shortened
+from indictune.data.read.json_files import kind_of
+
+Message = dict[str, str]
+Row = dict[str, object]
+
+Form = tuple[str, ...]
+
+# The keys of each form, and the other keys that each uses.
+_PROMPT, _ALPACA, _DOLLY = ("prompt", "completion"), ("instruction", "output"), ("instruction", "response")
+_PASSAGES = ("input", "context", "passage")
+_INSTRUCTED = (*_PASSAGES, "history", "system", "language")
+FORMS: dict[Form, Form] = {
+    ("messages",): ("system", "language"),
+    ("conversations",): ("system", "language"),
+    _PROMPT: ("system", "language"),
+    _ALPACA: _INSTRUCTED,
+    _DOLLY: _INSTRUCTED,
+}
+_MAX_KEYS = 20
+
+# Keys without which an answer is no answer. A form that does not use them refuses them.
+UNUSED_CONTENT = "content-ignored"
+_CONTENT = ("context", "passage", "history", "instances", "options")
+_OF_MESSAGES = ("role", "content", "from", "value")
+
+# A role as files name it, and as chat templates do.
+_ROLES = {name: name for name in ("system", "user", "assistant")}
+_ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+
+# Keys that should change what is learned, and that training ignores. The first two kinds must be empty, the last 1.
+_TOOLS = ("tools", "functions", "tool_calls", "function_call")
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+_WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "train_on_turn", "loss")
+_REJECTED = ("false", "0", "0.0")
+_COUNTS = ("none", "true", "1", "1.0")
+
+
+class RowError(Exception):
+    """A row that cannot be used, with the code and details of its problem, as in `errors.toml`."""
+
+    def __init__(self, code: str, **details: object) -> None:
+        super().__init__(code)
+        self.code = code
+        self.details = details
+
+
+def is_prompt_text(row: Row) -> bool:
+    """Whether a row is one prompt and one completion, both plain texts; raises `RowError` if it has no known form."""
+    return _form_of(row) == _PROMPT and not any(isinstance(row[key], list) for key in _PROMPT)
+
+
+def messages_of(row: Row) -> list[Message]:
+    """The messages of a row: an optional system message, then user and assistant by turns.
+
+    Each has `role` and `content`. Texts stay as they are. A system message without text is left out.
+
+    Raises:
+        RowError: a text is missing, empty or of the wrong type. Or a role is unknown or out of order, the last message
+            is not an answer, or training would ignore a key.
+    """
+    form = _form_of(row)
+    _check_ignored(row, form)
+    _check_content(row, form)
+    if is_prompt_text(row):
+        _check_keys(row, "the row", ("system",), ())
+        messages = _turn(_text(row, "prompt"), _text(row, "completion"))
+    elif form in (_ALPACA, _DOLLY):
+        asked = filter(str.strip, (_text(row, key) for key in ("instruction", *_PASSAGES)))
+        messages = _history(row) + _turn("\n\n".join(asked), _text(row, form[-1]))
+    else:
+        messages = [message for key in form for message in _listed(row, key)]
+    messages = [{"role": "system", "content": _text(row, "system")}, *messages]
+    messages = [message for message in messages if message["role"] != "system" or message["content"].strip()]
+    _check_turns(messages)
+    return messages
+
+
+def instances_of(row: Row) -> list[Row]:
+    """The row itself, or one row for each of the `instances` of an instruction, as Self-Instruct writes them."""
+    instances = row.get("instances")
+    if not isinstance(instances, list) or "instruction" not in row or not all(isinstance(i, dict) for i in instances):
+        return [row]
+    others = {key: value for key, value in row.items() if key != "instances"}
+    return [others | instance for instance in instances] or [row]
+
+
+def unused_keys(row: Row) -> set[str]:
+    """The filled keys of a usable row that training does not use; those of messages are written as `messages.id`."""
+    form = _form_of(row)
+    unused = {key for key in row.keys() - {*form, *FORMS[form]} if is_filled(row[key])}
+    for key in form:
+        messages = row[key]
+        for message in messages if isinstance(messages, list) else []:
+            assert isinstance(message, dict)
+            unused |= {f"{key}.{name}" for name in message.keys() - {*_OF_MESSAGES} if is_filled(message[name])}
+    return unused
+
+
+def forms_of(row: Row) -> list[Form]:
+    """The forms whose keys all have values in the row."""
+    filled = {key for key, value in row.items() if value is not None}
+    return [form for form in FORMS if filled.issuperset(form)]
+
+
+def is_filled(value: object) -> bool:
+    """Whether a value holds anything."""
+    return value is not None and str(value).strip() not in ("", "[]", "{}")
+
+
+def _form_of(row: Row) -> Form:
+    """The keys of the form of a row. All of them have values."""
+    forms = forms_of(row)
+    if len(forms) == 1:
+        return forms[0]
+    filled = sorted(_shown(key) for key, value in row.items() if value is not None)
+    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_KEYS]) or "(none)")
+
+
+def _check_content(row: Row, form: Form) -> None:
+    """Refuse content that the form does not use, and a second passage."""
+    lost = [key for key in _CONTENT if key not in FORMS[form] and is_filled(row.get(key))]
+    passages = [key for key in _PASSAGES if key in FORMS[form] and is_filled(row.get(key))]
+    lost += passages[1:]
+    if not lost:
+        return
+    use = f"which the form of {' and '.join(form)} does not use"
+    if lost[0] in passages:
+        use = f"and {passages[0]} too, of which one is used"
+    cure = "Write it into the other texts, or remove it."
+    if form == _PROMPT and lost[0] in _INSTRUCTED:
+        cure = "Give --columns instruction=prompt,output=completion, a form that uses it, or remove it."
+    raise RowError(UNUSED_CONTENT, key=lost[0], use=use, cure=cure)
+
+
+def _check_ignored(row: Row, form: Form) -> None:
+    """Refuse keys of the row with which every answer alike would be the wrong thing to learn."""
+    # In a row of several answers, nobody knows whose thoughts these are.
+    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY) else _TOOLS
+    _check_keys(row, "the row", empty, ("weight",))
+    for key in ("kto_tag", "label") if form == _PROMPT else ("kto_tag",):  # elsewhere, a label of 0 may be a class
+        if str(row.get(key)).strip().lower() in _REJECTED:
+            raise RowError("key-ignored", where="the row", key=key, held=_shown(row[key]))
+
+
+def _check_keys(held: Row, where: str, empty: Iterable[str], one: Iterable[str]) -> None:
+    """Refuse a value of a key that must be empty or 1."""
+    filled = [key for key in empty if held.get(key) and str(held[key]).strip() not in ("", "[]")]
+    weighted = [key for key in one if str(held.get(key)).strip().lower() not in _COUNTS]
+    for key in filled + weighted:
+        raise RowError("key-ignored", where=where, key=key, held=_shown(held[key]))
+
+
+def _turn(prompt: str, answer: str) -> list[Message]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+
+def _history(row: Row) -> list[Message]:
+    messages: list[Message] = []
+    pairs = row.get("history") or []
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise _wrong_type("history", pair, "a list of [user, assistant] pairs of texts")
+        messages += _turn(*pair)
+    return messages
+
+
+def _text(row: Row, key: str) -> str:
+    """A text, empty if it is missing."""
+    value = row.get(key)
+    if not isinstance(value, str | None):
+        raise _wrong_type(key, value, "text")
+    return value or ""
+
+
+def _listed(row: Row, key: str) -> list[Message]:
+    value = row[key]
+    if not isinstance(value, list):
+        raise _wrong_type(key, value, "a list of messages")
+    return [_message(message, f"message {number} of {key}") for number, message in enumerate(value, 1)]
+
+
+def _message(message: object, where: str) -> Message:
+    """A message of `role` and `content`, or of `from` and `value`."""
+    if not isinstance(message, dict):
+        raise _wrong_type(where, message, "{role, content} or {from, value}")
+    name, content = (
+        message.get(other) if message.get(key) is None else message[key]
+        for key, other in (("role", "from"), ("content", "value"))
+    )
+    role = _ROLES.get(str(name))
+    if role is None:
+        raise RowError("unknown-role", where=where, role=_shown(name), expected=", ".join(_ROLES))
+    _check_keys(message, where, (*_TOOLS, *_THOUGHTS), _WEIGHTS if role == "assistant" else ())
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return {"role": role, "content": "".join(_part(part, f"{where}: content") for part in parts)}
+
+
+def _part(part: object, where: str) -> str:
+    """The text of a typed part; LLaMA-Factory writes it as `value`."""
+    if isinstance(part, dict) and part.get("type") == "text":
+        text = part.get("text", part.get("value"))
+        if isinstance(text, str):
+            return text
+        raise _wrong_type(where, text, "text")
+    raise _wrong_type(where, part, 'text, or a list of {"type": "text", "text": ...}')
+
+
+def _check_turns(messages: list[Message]) -> None:
+    """Refuse an order other than user and assistant by turns, and empty messages."""
+    first = 1 if messages and messages[0]["role"] == "system" else 0
+    roles = cycle(["user", "assistant"])
+    for number, (message, expected) in enumerate(zip(messages[first:], roles, strict=False), first + 1):
+        if message["role"] != expected:
+            raise RowError("wrong-order", where=f"message {number}", role=message["role"], expected=expected)
+        if not message["content"].strip():
+            raise RowError("no-answer" if expected == "assistant" else "no-prompt", where=f"message {number}")
+    if len(messages) == first or (len(messages) - first) % 2:
+        raise RowError("answer-not-last")
+
+
+def _wrong_type(where: str, value: object, expected: str) -> RowError:
+    return RowError("value-of-wrong-type", where=where, held=kind_of(value), expected=expected)
+
+
+def _shown(value: object) -> str:
+    return shortened(str(value))

@@ -1,0 +1,178 @@
+"""Tokenise and pack the conversations of a run, and collect notes for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.data import packing
+from indictune.data.bad_rows import bad_rows, copy_rejected
+from indictune.data.cache import build_once, with_progress
+from indictune.data.chat import chat_tokens
+from indictune.data.chat.chat_tokens import choose_template, tokenised_chats
+from indictune.data.chat.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
+from indictune.data.chat.messages import Message
+from indictune.data.packing import packed, packing_facts, stored_groups
+from indictune.data.read.row_sources import SPLITS
+from indictune.data.rows import map_table, read_facts, stored_batches, write_facts, write_table
+from indictune.data.text.tokenisation import mapped_dataset, tokenizer_parts
+from indictune.errors import Problems, attributed_to
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments, sources: Mapping[str, ChatSource]
+) -> None:
+    """Check the chat template with the form of the first row, before the others are read.
+
+    Raises:
+        UserError: as of `choose_template`.
+    """
+    as_written = is_as_written(sources["train"]) if "train" in sources else None
+    if args.chat_template is not None or as_written is not None:
+        choose_template(tokenizer, args.chat_template, bool(as_written), args.train_on_prompts)
+
+
+def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
+    """Choose the chat template of a run, and set it on the tokenizer, which is saved with it.
+
+    Raises:
+        UserError: as of `choose_template`.
+    """
+    template = choose_template(tokenizer, args.chat_template, splits.as_written, args.train_on_prompts)
+    if args.chat_template is not None or splits.as_written:
+        tokenizer.chat_template = template
+    return template
+
+
+@dataclass(frozen=True)
+class Chats:
+    """The rows of a run as a language model reads them.
+
+    Attributes:
+        datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of the conversations). Packed
+            training rows have `seq_lengths` too; the others `language`.
+        rows: the conversations, by split.
+        folder: holds the rejected rows, if there are any.
+        summary: how rows were packed; empty without packing.
+        notes: sentences for the user about rows that were left out or cut.
+        truncated: language -> share of the training rows that are cut.
+    """
+
+    datasets: Mapping[str, Dataset]
+    rows: Mapping[str, Conversations]
+    folder: Path
+    summary: str
+    notes: Sequence[str]
+    truncated: Mapping[str, float]
+
+    @property
+    def sampled_split(self) -> str:
+        """The split that samples come from: one that is not trained on, if there is any."""
+        return next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
+
+    def samples(self, count: int) -> tuple[list[list[Message]], Dataset | None]:
+        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on."""
+        split = self.sampled_split
+        dataset, rows = self.datasets[split], self.rows[split]
+        indices = np.sort(pc.list_flatten(dataset.data["rows"]).to_numpy())
+        chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
+        chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
+        return chats, None if split == "train" else dataset.select(chosen)
+
+    def location(self, index: int) -> str:
+        """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
+        return ", ".join(map(self.rows["train"].location, self.datasets["train"][index]["rows"]))
+
+
+def tokenise_chat_splits(
+    splits: ConversationSplits,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    args: ChatDataArguments | EvaluateArguments,
+    positions: int | None = None,
+) -> Chats:
+    """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
+
+    `positions` is the most tokens that the model reads; None for no limit.
+
+    Raises:
+        UserError: unusable rows, of all splits at once.
+    """
+    packing = isinstance(args, ChatDataArguments) and args.packing
+
+    def make(folder: Path) -> None:
+        copy_rejected(splits.folder, folder)
+        problems, notes, summary, truncated = Problems(), list[str](), "", dict[str, float]()
+        for split, rows in splits.rows.items():
+            with problems.collecting(), attributed_to(rows.origin):
+                notes += _tokenise(
+                    splits.folder / f"{split}.arrow", folder, rows, tokenizer, template, args, positions
+                )
+        problems.raise_any()
+        if "train" in splits.rows:
+            truncated = _truncated(map_table(folder / "train.arrow"), args.max_length)
+        if packing:
+            _pack(folder / "train.arrow", args.max_length)
+            summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
+        write_facts(folder, {"summary": summary, "notes": notes, "truncated": truncated})
+
+    parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing, positions]
+    folder = build_once("chats", [*parts, splits.folder.name], "The token ids", make)
+    facts = read_facts(folder)
+    datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
+    return Chats(datasets, splits.rows, folder, facts["summary"], facts["notes"], facts["truncated"])
+
+
+def _tokenise(
+    stored: Path,
+    folder: Path,
+    rows: Conversations,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    args: ChatDataArguments | EvaluateArguments,
+    positions: int | None,
+) -> list[str]:
+    """Write the tokens of the rows in file `stored` to `folder`, and return sentences for the user."""
+    bad = bad_rows(rows.source, args, folder)
+    bad.files = list(rows.files)
+    settings = (tokenizer, template, args.max_length, args.train_on_prompts, bad, positions)
+    tokens = tokenised_chats(stored_batches(stored), *settings)
+    shown = with_progress(tokens, f"tokenising the {stored.stem} rows", len(rows))
+    write_table(folder / stored.name, chat_tokens.SCHEMA, shown)
+    notes, lengths = bad.notes(), map_table(folder / stored.name)["full_length"]
+    cut = pc.sum(pc.greater(lengths, args.max_length)).as_py()
+    if cut:
+        notes.append(
+            f"{rows.source}: {cut:,} of {len(lengths):,} rows ({cut / len(lengths):.1%}) are longer than --max_length "
+            f"{args.max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
+        )
+    return [f"{rows.origin} {note}" for note in notes]
+
+
+def _truncated(tokens: pa.Table, max_length: int) -> dict[str, float]:
+    """Language -> share of the rows that are cut."""
+    is_cut = pc.greater(tokens["full_length"], max_length)
+    shares = (
+        pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language").aggregate([("cut", "mean")])
+    )
+    return {each["language"]: each["cut_mean"] for each in shares.to_pylist()}
+
+
+def _pack(path: Path, max_length: int) -> None:
+    """Replace the rows of a table by packs."""
+    groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
+    unfinished = path.with_suffix(".unfinished")
+    write_table(unfinished, packing.SCHEMA, packed(groups, max_length))
+    unfinished.rename(path)

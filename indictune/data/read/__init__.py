@@ -1,0 +1,1 @@
+"""Read files and datasets of the Hub as rows."""

@@ -1,0 +1,167 @@
+"""Read parquet and arrow files, and replace class ids by the names that the schema declares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indictune.data.bad_rows import BadRows
+from indictune.data.columns import check_schema, existing_columns, numbered_rows, shortened, text_batches
+from indictune.data.read.open_files import PACKED, kind_of_file, opened
+from indictune.data.rows import smaller_batches
+from indictune.errors import UserError
+
+_MAX_LISTED = 20
+
+
+def declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
+    """Column -> names of its classes 0, 1, ..., as `datasets` writes them to parquet and arrow files.
+
+    A column of lists of class ids has them too.
+    """
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        kinds = {name: kind.get("feature", kind) for name, kind in features.items()}
+        return {name: kind["names"] for name, kind in kinds.items() if kind["_type"] == "ClassLabel"}
+    except (KeyError, TypeError, ValueError, AttributeError):  # written by something else
+        return {}
+
+
+def names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dict[str, str | None]:
+    """A value as it is written -> the name of its class; None where the Hub writes -1.
+
+    Args:
+        names: of the classes 0, 1, ...
+        source: file or split, for messages.
+        may_be_names: whether the values may also be names, as in files of text.
+
+    Raises:
+        UserError: a name is no text, such as the `no` of YAML, or files may mean two classes by it.
+    """
+    known: dict[str, str | None] = {name: name for name in names} | {"-1": None, "": None}
+    known |= {str(number): name for number, name in enumerate(names)}
+    unclear = [name for name in names if not isinstance(name, str)]
+    if may_be_names:
+        unclear += [name for name in names if known[name] != name]
+    if unclear:
+        raise UserError("class-names-unclear", value=source, names=", ".join(map(repr, unclear[:_MAX_LISTED])))
+    return known
+
+
+def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
+    """Replace the values of a column by names, as of `names_by_value`. `bad` gets the rows with another value."""
+    values = [(value or "").strip() for value in batch[role].to_pylist()]
+    good = [value in known for value in values]
+    for index in (index for index, is_good in enumerate(good) if not is_good):
+        (row,) = batch.slice(index, 1).to_pylist()
+        expected = ", ".join(list(dict.fromkeys(shortened(name) for name in known.values() if name))[:_MAX_LISTED])
+        bad.add(row.pop("line"), "class-undeclared", row, role=role, name=shortened(values[index]), expected=expected)
+    named = pa.array([known.get(value) for value in values], pa.string())
+    return batch.set_column(batch.schema.get_field_index(role), role, named).filter(pa.array(good, pa.bool_()))
+
+
+def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A row with names for class ids, as of `named`."""
+    return record | {column: named_class(record[column], names) for column, names in classes.items() if column in record}
+
+
+def named_class(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class id, or a list of them; an id without a name stays."""
+    if isinstance(value, list):
+        return [named_class(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+
+ARROW_EXTENSIONS = (".parquet", ".arrow")
+
+
+@contextmanager
+def arrow_errors(source: str) -> Iterator[None]:
+    """Name the source where Arrow cannot read it, or Python cannot hold a text or time."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError("rows-unreadable", value=source, reason=reason) from error
+
+
+def arrow_batches(
+    path: str,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+    lists: frozenset[str],
+    chunk_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """The rows in the form of `read_batches`; class ids become the names that the file declares."""
+    with arrow_errors(path), _arrow_file(path) as file:
+        names = existing_columns(path, file.schema.names, columns, optional, bad)
+        declared = declared_classes(file.schema)
+        classes = {
+            role: names_by_value(declared[name], path, may_be_names=False)
+            for role, name in names.items()
+            if name in declared and role != "text" and pa.types.is_integer(file.schema.field(name).type)
+        }
+        batches = file.batches(chunk_rows, list(dict.fromkeys(names.values())))
+        listed = {name: declared[name] for role, name in names.items() if role in lists and name in declared}
+        for batch in text_batches(_with_names_in_lists(batches, listed), names, optional, path, lists):
+            for role, known in classes.items():
+                batch = with_names(batch, role, known, bad)
+            yield batch
+
+
+def _with_names_in_lists(
+    batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
+) -> Iterator[pa.RecordBatch]:
+    """Replace the class ids in columns of lists by names."""
+    for batch in batches:
+        for column, names in classes.items():
+            if pa.types.is_list(batch[column].type):
+                index, lists = batch.schema.get_field_index(column), batch[column].to_pylist()
+                batch = batch.set_column(index, column, pa.array([named_class(row, names) for row in lists]))
+        yield batch
+
+
+def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, object]]]:
+    """The rows in the form of `read_records`; class ids become names, in lists too."""
+    with arrow_errors(path), _arrow_file(path) as file:
+        check_schema(path, file.schema)
+        classes = declared_classes(file.schema)
+        for number, record in numbered_rows(file.batches(chunk_rows)):
+            yield number, record_with_names(record, classes)
+
+
+@dataclass(frozen=True)
+class _ArrowFile:
+    schema: pa.Schema
+    reader: Any  # of the file: `pq.ParquetFile`, or a reader of pa.ipc
+
+    def batches(self, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, at most so many at a time."""
+        if isinstance(self.reader, pq.ParquetFile):
+            yield from self.reader.iter_batches(rows, columns=columns)
+        else:
+            batches = (batch.select(columns) if columns else batch for batch in self.reader)
+            yield from smaller_batches(batches, rows)
+
+
+@contextmanager
+def _arrow_file(path: str) -> Iterator[_ArrowFile]:
+    if path.lower().endswith(PACKED):
+        with opened(path) as packed:
+            source: Any = pa.BufferReader(packed.read())
+    else:
+        source = pa.OSFile(path)
+    with source:
+        if kind_of_file(path) == ".parquet":
+            with pq.ParquetFile(source, page_checksum_verification=True) as file:
+                yield _ArrowFile(file.schema_arrow, file)
+        else:
+            reader = pa.ipc.open_stream(source)
+            yield _ArrowFile(reader.schema, reader)

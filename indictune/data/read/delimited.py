@@ -1,0 +1,354 @@
+"""Read the rows of csv and tsv files and of sheets, by the columns of their header."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import re
+import sys
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import python_calamine
+
+from indictune.data.bad_rows import BadRows
+from indictune.data.columns import existing_columns, has_columns, shortened
+from indictune.data.read.file_form import SAMPLE_ROWS, FileForm, decoded_lines, delimiter_of, first_rows
+from indictune.data.read.open_files import PACKED, opened, unpacked_limit
+from indictune.errors import UserError
+
+_LONG_NAME = 30
+_MANY_WORDS = 4
+
+
+def without_given_names(
+    path: str, sample: Sequence[Sequence[str]], form: FileForm, columns: Mapping[str, str], bad: BadRows
+) -> FileForm:
+    """The form without `--column_names` if the first row of the file has the wanted columns itself."""
+    if not form.column_names or not sample or not has_columns(sample[0], columns):
+        return form
+    bad.remark(f"{path}: its first row has the column names, and --column_names is for files without.")
+    return replace(form, column_names=())
+
+
+def columns_of_header(
+    path: str,
+    header: Sequence[str],
+    sample: Sequence[Sequence[str]],
+    form: FileForm,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+) -> dict[str, str]:
+    """Role -> column, as of `existing_columns`, with usual names for absent columns.
+
+    Args:
+        path: the file.
+        header: its column names, those of `form` included.
+        sample: the first few rows, that of the header included.
+        form: of the file.
+        columns: as of `read_batches`, like `optional` and `bad`.
+
+    Raises:
+        UserError: a column is missing, the first row is no header, or the names or the delimiter do not fit the rows.
+    """
+    most = max(map(len, sample), default=0)
+    shown = ", ".join(map(shortened, sample[0])) if sample else ""
+    is_single = most == 1 and form.delimiter != "auto"
+    if is_single and (form.column_names[1:] or not {*columns.values()} & {*header}):
+        raise UserError("one-column", "", path, delimiter=form.delimiter, columns=shown)
+    if form.column_names and sample and len(sample[0]) != len(header):
+        raise UserError("column-names-count", "", path, count=len(header), fields=len(sample[0]), columns=shown)
+    try:
+        return existing_columns(path, header, columns, optional, bad)
+    except UserError as error:
+        is_missing = any(each.code == "column-missing" for each in error.problems)
+        if form.column_names or not is_missing or not _looks_like_data(sample):
+            raise
+        names = ",".join(_likely_names(sample, [*columns.values()]))
+        raise UserError("header-missing", "", path, columns=shown, names=names) from error
+
+
+def _looks_like_data(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row holds a long text or a number, or what other rows have in that column too."""
+    header, *others = [[field.strip() for field in row] for row in rows]
+    repeated = any(name and name in {row[index] for row in others if row[index:]} for index, name in enumerate(header))
+    return repeated or any(map(_is_no_name, header))
+
+
+def _is_no_name(field: str) -> bool:
+    return len(field) > _LONG_NAME or len(field.split()) >= _MANY_WORDS or field.removeprefix("-").isdecimal()
+
+
+def _likely_names(rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> list[str]:
+    """A name for each column: the first of `wanted` for the longest fields, the second for the least varied others."""
+    fields = [*zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)]
+    names = [f"column{number}" for number in range(1, len(fields) + 1)]
+    longest = max(range(len(fields)), key=lambda index: sum(map(len, fields[index])))
+    others = sorted(set(range(len(fields))) - {longest}, key=lambda index: len(set(fields[index])))
+    for index, name in zip([longest, *others], wanted, strict=False):
+        names[index] = name
+    return names
+
+
+_MANY_LINES = 100  # a stray quote may have joined the rows of more lines
+_WHOLE_ROWS = 2  # behind damaged lines, where reading starts again
+_AROUND = '\ufeff" \t'  # around a name in a repeated header, if that file has a byte order mark
+
+Cells = tuple[str | None, ...]
+Line = tuple[int, tuple[str, str]]  # its number, the line, and its first byte that is not UTF-8
+
+
+def delimited_rows(
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, form: FileForm
+) -> Iterator[tuple[int, Cells]]:
+    """The first line of each row, and its cells of `columns`, then of `optional`.
+
+    Raises:
+        UserError: the header lacks a column, or the form's column names do not fit.
+    """
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
+    delimiter = delimiter_of(path, form, columns, bad)
+    sample = first_rows(path, delimiter, form)
+    form = without_given_names(path, sample, form, columns, bad)
+
+    def picker(header: Sequence[str]) -> Callable[[list[str]], Cells]:
+        names = columns_of_header(path, header, sample, form, columns, optional, bad)
+        return cells_of(header, [names.get(role) for role in (*columns, *optional)])
+
+    rows = _Rows(path, {"delimiter": delimiter, **form.reading})
+    header = list(form.column_names)
+    pick = picker(header) if header else tuple
+    for fields in rows:
+        if fields and len(fields) == len(header) and not rows.are_unusual and fields[-1].strip() != header[-1]:
+            yield rows.start, pick(fields)
+        elif not fields and rows.error is None:
+            continue
+        elif not header and rows.error is None and not rows.undecodable:
+            header = [name.strip() for name in fields]
+            pick = picker(header)
+        elif (fault := _fault(rows, fields, header)) is None:
+            yield rows.start, pick(fields)
+        elif header and not fault.hides_rows:
+            bad.add(fault.line, fault.code, "".join(rows.lines), **fault.details)
+        elif header and bad.skips_damage:
+            rows.skip_damage(len(header))
+            for number, line in enumerate(rows.lines, rows.start):
+                bad.add(number, fault.code, line, **fault.details)
+        else:
+            bad.stop(fault.line, fault.code, **fault.details)
+            return
+
+
+def cells_of(header: Sequence[str], names: Sequence[str | None]) -> Callable[[Sequence[str | None]], Cells]:
+    """A function that takes the named cells out of a row with this header, and None for a name that is None."""
+    indices = [len(header) if name is None else header.index(name) for name in names]
+    take = itemgetter(*indices, len(header))  # with one more, to get a tuple for a single column too
+    return lambda fields: take([*fields, None])[:-1]
+
+
+class _Rows:
+    """The rows of a file: the fields of each, none for a blank line or an error.
+
+    Attributes:
+        start: number of the row's first line.
+        lines: of the row.
+        undecodable: number and first wrong byte of each line of the row that is not UTF-8.
+        error: why the row cannot be read, or None.
+    """
+
+    def __init__(self, path: str, options: dict[str, Any]) -> None:
+        self.start = 1
+        self.lines: list[str] = []
+        self.undecodable: list[tuple[int, str]] = []
+        self.error: csv.Error | None = None
+        self._options = options
+        self._ahead: deque[Line] = deque()  # lines that were read, and are read again
+        self._all: Iterator[Line] = enumerate(decoded_lines(path), 1)
+        self._reader = csv.reader(self._recorded(self._all), **options)
+
+    @property
+    def are_unusual(self) -> bool:
+        """Whether the row has several lines, or bytes that are no text."""
+        return len(self.lines) > 1 or bool(self.undecodable)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        while True:
+            self.start += len(self.lines)
+            self.lines.clear()
+            self.undecodable.clear()
+            self.error = None
+            try:
+                fields = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self.error, fields = error, []
+            yield fields
+
+    def skip_damage(self, fields: int) -> None:
+        """Make the fewest lines behind which whole rows follow, of so many fields, this row; go on behind them.
+
+        It keeps its lines if no such rows follow soon.
+        """
+        wrong, many = dict(self.undecodable), len(self.lines)
+        numbered = enumerate(self.lines, self.start)
+        self._ahead.extendleft(reversed([(number, (line, wrong.get(number, ""))) for number, line in numbered]))
+        self._ahead.extend(islice(self._all, _MANY_LINES))
+        texts = [line for _, (line, _) in self._ahead]
+        are_whole = (self._are_whole(texts[count : count + _MANY_LINES], fields) for count in range(1, len(texts)))
+        count = next((count for count, is_whole in enumerate(are_whole, 1) if is_whole), many)
+        self.lines[:] = [self._ahead.popleft()[1][0] for _ in range(count)]
+        self._reader = csv.reader(self._recorded(chain(_drained(self._ahead), self._all)), **self._options)
+
+    def _are_whole(self, lines: Sequence[str], fields: int) -> bool:
+        """Whether the first rows of these lines have so many fields, and no quote too many."""
+        reader, begun, found = csv.reader(lines, **self._options), 0, 0
+        try:
+            for row in reader:
+                if row and (len(row) != fields or "".join(lines[begun : reader.line_num]).count('"') % 2):
+                    return False
+                begun, found = reader.line_num, found + bool(row)
+                if found == _WHOLE_ROWS:
+                    return True
+        except csv.Error:
+            return False
+        return True
+
+    def _recorded(self, lines: Iterator[Line]) -> Iterator[str]:
+        """Lines for the csv reader. They are those of the row until the next one begins."""
+        keep, wrong = self.lines.append, self.undecodable.append
+        for number, (line, byte) in lines:
+            keep(line)
+            if byte:
+                wrong((number, byte))
+            yield line
+
+
+def _drained(lines: deque[Line]) -> Iterator[Line]:
+    """Take lines out, one by one."""
+    while lines:
+        yield lines.popleft()
+
+
+class _Fault(NamedTuple):
+    """What is wrong with a row; `hides_rows` if it may have joined others, or left the next ones inside quotes."""
+
+    line: int
+    code: str
+    details: dict[str, Any]
+    hides_rows: bool = False
+
+
+def _fault(rows: _Rows, fields: Sequence[str], header: Sequence[str]) -> _Fault | None:
+    """What is wrong with a row, or None."""
+    counts = {"fields": len(fields), "expected": len(header)}
+    if rows.error is not None:
+        hides_rows = len(rows.lines) > 1 or "".join(rows.lines).count('"') % 2 == 1
+        return _Fault(rows.start, "row-unreadable", {"reason": rows.error}, hides_rows)
+    if not header:
+        return _Fault(rows.undecodable[0][0], "not-utf8", {"byte": rows.undecodable[0][1]}, True)
+    if len(fields) != len(header) and len(rows.lines) > 1:
+        return _Fault(rows.start, "row-of-many-lines", {"lines": len(rows.lines), **counts}, True)
+    if rows.undecodable:
+        return _Fault(rows.undecodable[0][0], "not-utf8", {"byte": rows.undecodable[0][1]})
+    if len(fields) != len(header):
+        return _Fault(rows.start, "field-count", counts)
+    if [name.strip(_AROUND) for name in fields] == header:
+        return _Fault(rows.start, "header-repeated", {})
+    if len(rows.lines) > _MANY_LINES:
+        return _Fault(rows.start, "row-too-long", {"lines": len(rows.lines)}, True)
+    return None
+
+
+_MAX_CELLS = 100_000_000
+_LAST_BYTES = 1 << 20  # of a sheet, with its last row
+SHEET_EXTENSIONS = (".xlsx", ".ods")
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # Excel keeps a workbook with a password in such a file, and no zip
+
+
+def sheet_rows(
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, form: FileForm
+) -> Iterator[tuple[int, Cells]]:
+    """The number of each row that is not empty, as the spreadsheet shows it, and its cells as of `delimited_rows`.
+
+    Memory holds the whole sheet.
+
+    Raises:
+        UserError: the file has a password, is damaged or too large, or the header lacks a column.
+    """
+    with opened(path) as file:
+        content = io.BytesIO(file.read())
+    if content.getbuffer()[: len(_OLE)] == _OLE:
+        raise UserError("sheet-protected", value=path)
+    with _sheet_errors(path):
+        _check_size(path, content)
+        # By its path, python-calamine (0.9) knows an ods file with a password.
+        book = python_calamine.load_workbook(content if path.lower().endswith(PACKED) else path)
+        if len(book.sheet_names) > 1:
+            bad.remark(f"{path}: reading its first sheet, {book.sheet_names[0]}, of {len(book.sheet_names)}.")
+        sheet = book.get_sheet_by_index(0)
+    texts = ((number, [_text(value) for value in row]) for number, row in enumerate(sheet.iter_rows(), 1))
+    rows = ((number, row) for number, row in texts if any(row))
+    first = list(islice(rows, SAMPLE_ROWS))
+    if not first:
+        return
+    sample = [[field or "" for field in row] for _, row in first]
+    form = without_given_names(path, sample, form, columns, bad)
+    header = list(form.column_names) or [name.strip() for name in sample[0]]
+    names = columns_of_header(path, header, sample, replace(form, delimiter="auto"), columns, optional, bad)
+    pick = cells_of(header, [names.get(role) for role in (*columns, *optional)])
+    for number, row in chain(first if form.column_names else first[1:], rows):
+        yield number, pick(row)
+
+
+@contextmanager
+def _sheet_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except python_calamine.PasswordError as error:
+        raise UserError("sheet-protected", value=path) from error
+    except (python_calamine.CalamineError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
+        raise UserError("sheet-damaged", value=path, reason=error) from error
+
+
+def _check_size(path: str, content: io.BytesIO) -> None:
+    """Refuse an archive that unpacks to more than the limit, or is damaged.
+
+    python-calamine (0.9) takes memory for all cells up to the last row and column. If there is too little, it aborts
+    the process.
+    """
+    limit = unpacked_limit(path)
+    with zipfile.ZipFile(content) as archive:
+        if sum(each.file_size for each in archive.infolist()) > limit:
+            raise UserError("unpacked-too-large", value=path, limit=limit)
+        if (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"its part {damaged} is damaged")
+        for name in archive.namelist():
+            if name.startswith("xl/worksheets/") and _cells(archive.read(name)) > _MAX_CELLS:
+                raise UserError("sheet-too-large", value=path, cells=_MAX_CELLS)
+
+
+def _cells(sheet: bytes) -> int:
+    """Cells up to the last row and column of an xlsx sheet, which has at least 26 columns."""
+    names = set(re.findall(rb'\br="([A-Z]{2,3})\d', sheet))
+    columns = (functools.reduce(lambda number, letter: 26 * number + letter - ord("A") + 1, name, 0) for name in names)
+    rows = re.findall(rb'<row [^>]*?\br="(\d+)"', sheet[-_LAST_BYTES:])
+    return max(columns, default=26) * max(map(int, rows), default=0)
+
+
+def _text(value: Any) -> str | None:
+    """What a cell shows: 5 of 5.0; None of an empty one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) or None

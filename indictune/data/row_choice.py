@@ -1,0 +1,225 @@
+"""Choose the rows of an epoch: which are held out, and how often each of the others comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.config.arguments import VALIDATION_SHARE
+from indictune.config.plan import RunPlan
+from indictune.console_text import table
+from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
+from indictune.data.rows import StoredRows, map_table, stored_batches, text_keys, write_table
+
+logger = logging.getLogger(__name__)
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How languages are balanced.
+
+    Attributes:
+        alpha: a language with n rows gets a share of an epoch in proportion to n ** alpha. 1 changes nothing; 0 gives
+            every language the same share.
+        seed: draws the rows that come once more than others, or not at all.
+    """
+
+    alpha: float
+    seed: int
+
+    def apply(self, path: Path, entries: Sequence[TrainFiles], labels: pa.ChunkedArray | None) -> list[list[str]]:
+        """Write the training rows at `path` again, each as often as it comes in an epoch.
+
+        Args:
+            path: of a table with columns `line` and `language`.
+            entries: of `--train_files`; none for other rows.
+            labels: of each row: each label keeps a row. None without labels.
+
+        Returns:
+            The rows of the table that `announce` shows; none if nothing changes.
+        """
+        rows = map_table(path)
+        whole = entries or [TrainFiles("all rows")]
+        entry = entry_numbers(rows["line"], whole) if entries else np.zeros(len(rows), np.int64)
+        languages = sorted(rows["language"].unique().to_pylist())
+        language = np.asarray(pc.index_in(rows["language"], value_set=pa.array(languages))).astype(np.int64)
+        group = entry * len(languages) + language
+        present = np.bincount(group, minlength=len(whole) * len(languages))
+        wanted = self.wanted(present.reshape(len(whole), -1), [each.weight for each in whole]).ravel()
+        if np.array_equal(present, wanted):
+            return []
+        repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
+        if labels is not None:
+            _keep_a_row_each(repeats, labels)
+        _repeat(path, repeats)
+        after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
+        cells = [(int(number), int(present[number]), int(after[number])) for number in np.flatnonzero(present)]
+        return [
+            [*_names(number, whole, languages), f"{before:,}", f"{now:,}", f"{now / after.sum():.1%}"]
+            for number, before, now in cells
+        ]
+
+    def wanted(self, present: Counts, weights: Sequence[float]) -> Counts:
+        """Rows of an epoch, int64 [entries, languages], of those present; the weights are those of the entries.
+
+        Languages only share out the rows that the weights give: their sum stays, but for rounding.
+        """
+        weighted = present * np.asarray(weights)[:, None]
+        by_language = weighted.sum(0)
+        powers = np.where(by_language > 0, by_language**self.alpha, 0)
+        target = powers / powers.sum() * by_language.sum()
+        rows: Counts = np.rint(weighted * target / np.maximum(by_language, 1e-9)).astype(np.int64)
+        return rows
+
+
+def announce(mix: Sequence[Sequence[str]]) -> None:
+    """Show how many rows of each file and language come in an epoch."""
+    if mix:
+        for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
+            logger.info(line)
+
+
+def mixture_of(plan: RunPlan[Any, Any]) -> Mixture | None:
+    """The mixture of a run; None if its rows stay as they are."""
+    training = plan.training
+    if plan.data.language_sampling_alpha == 1 and not plan.data.train_files:
+        return None
+    seed = training.seed if training.data_seed is None else training.data_seed
+    return Mixture(plan.data.language_sampling_alpha, seed)
+
+
+def _names(group: int, entries: Sequence[TrainFiles], languages: Sequence[str]) -> tuple[str, str]:
+    entry, language = divmod(group, len(languages))
+    return entries[entry].path, languages[language]
+
+
+def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Counts:
+    """How often each row comes. Those of a group come equally often, and drawn ones once more, as the group wants."""
+    repeats = np.zeros(len(group), np.int64)
+    order = np.argsort(group, kind="stable")
+    ends = np.cumsum(np.bincount(group, minlength=len(wanted)))
+    for number, members in enumerate(np.split(order, ends[:-1])):
+        if len(members):
+            repeats[members], more = divmod(int(wanted[number]), len(members))
+            repeats[generator.permutation(members)[:more]] += 1
+    return repeats
+
+
+def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
+    """Let the first row of each label come once, if no row of it would come."""
+    names = labels.unique()
+    codes = np.asarray(pc.index_in(labels, value_set=names)).astype(np.int64)
+    first = np.unique(codes, return_index=True)[1]
+    lost = np.bincount(codes, weights=repeats, minlength=len(names)) == 0
+    repeats[first[lost]] = 1
+
+
+def _repeat(path: Path, repeats: Counts) -> None:
+    """Write a table again with each row as often as said."""
+
+    def repeated() -> Iterator[pa.RecordBatch]:
+        start = 0
+        for batch in stored_batches(path):
+            counts = repeats[start : start + batch.num_rows]
+            yield batch.take(pa.array(np.repeat(np.arange(batch.num_rows), counts)))
+            start += batch.num_rows
+
+    unfinished = path.with_suffix(".unfinished")
+    write_table(unfinished, map_table(path).schema, repeated())
+    unfinished.rename(path)
+
+
+Rows = TypeVar("Rows", bound=StoredRows)
+
+
+@dataclass(frozen=True)
+class ValidationSplit:
+    """Which share of the training rows is held out.
+
+    Attributes:
+        share: of the rows, above 0 and below 1.
+        seed: another one holds out other rows.
+    """
+
+    share: float
+    seed: int
+
+    def choose(
+        self, texts: Iterable[str], strata: pa.Array | pa.ChunkedArray, labels: pa.ListArray | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows are held out, bool [rows]; the choice depends on the rows alone, not on their order.
+
+        Rows with one text stay together. A text with more rows than half of the share is trained on. So is one text of
+        each label: without it, the model would not know the label.
+
+        Args:
+            texts: of the rows.
+            strata: a string for each row; rows with equal ones are held out in proportion.
+            labels: of each row, a list of strings; None if rows have none.
+        """
+        keys = text_keys(texts, str(self.seed))
+        _, first, text_of, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        wanted = round(self.share * len(keys))
+        may_go = counts <= max(1, wanted / 2)
+        if labels is not None:
+            label_of = _codes(labels.flatten())
+            kept = np.full(label_of.max(initial=-1) + 1, len(first))
+            np.minimum.at(kept, label_of, text_of[labels.value_parent_indices().to_numpy()])
+            may_go[kept] = False
+        # Keys are hashes: texts in the order of their keys are shuffled.
+        ordered = np.argsort(_codes(strata)[first], kind="stable")
+        ordered = ordered[may_go[ordered]]
+        rate = wanted / max(wanted, counts[ordered].sum(), 1)
+        passed = np.floor(np.arange(len(ordered) + 1) * rate + 0.5)
+        is_chosen = np.zeros(len(first), np.bool_)
+        is_chosen[ordered] = np.diff(passed) > 0
+        return is_chosen[text_of]
+
+    def divided(self, train: Rows, left: pa.Table, held_out: pa.Table) -> dict[str, Rows]:
+        """The rows of both splits, given by their tables; those held out are named after this flag."""
+        origin = f"--validation_split {self.share:g}"
+        return {"train": replace(train, table=left), "validation": replace(train, table=held_out, origin=origin)}
+
+    def announce(self, rows: Mapping[str, StoredRows]) -> None:
+        """Tell the user how many rows are held out of the splits, in one line."""
+        if "validation" in rows:
+            held_out = len(rows["validation"])
+            logger.info(
+                "no --validation_file: %s of %s rows are held out to evaluate on (--validation_split %g)",
+                *(f"{held_out:,}", f"{held_out + len(rows['train']):,}", self.share),
+            )
+
+
+def split_of(plan: RunPlan[Any, Any]) -> ValidationSplit | None:
+    """The split of a run; None if it has a validation file, or asks for none."""
+    share, training = plan.configuration.get("validation_split"), plan.training  # an evaluation has no such flag
+    if not share or plan.data.validation_file is not None:
+        return None
+    return ValidationSplit(share, training.seed if training.data_seed is None else training.data_seed)
+
+
+def used_split(
+    split: ValidationSplit | None, sources: Mapping[str, Source[Any]]
+) -> tuple[ValidationSplit | None, list[str]]:
+    """The split, unless the sources have validation rows, and a warning if a given share is ignored."""
+    if split is None or "validation" not in sources:
+        return split, []
+    origin = sources["validation"].origin
+    note = f"Ignoring --validation_split {split.share:g}: {origin} has validation rows."
+    return None, [] if split.share == VALIDATION_SHARE else [note]
+
+
+def _codes(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """The rank of each string among all, in alphabetical order, int64 [values]."""
+    distinct = values.unique().sort()
+    return np.asarray(pc.index_in(values, value_set=distinct)).astype(np.int64)

@@ -1,0 +1,1 @@
+"""Clean texts and turn them into tokens."""

@@ -1,0 +1,313 @@
+"""Turn cleaned texts into token ids; a text over the limit is cut or read in windows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from indictune.config.row_arguments import LongText
+from indictune.data.cache import build_once, file_digest, with_progress
+from indictune.data.columns import shortened
+from indictune.data.labels import REGRESSION, label_counts, target_type, targets
+from indictune.data.load_rows import Splits
+from indictune.data.rows import MAX_LISTED_ROWS, StoredRows, map_table, smaller_batches, stored_batches, write_table
+from indictune.errors import Problems, UserError, problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Ids = list[int]
+Windows = Callable[[list[str]], list[list[Ids]]]  # texts -> the windows of each
+
+SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
+USUAL_PERCENTILE = 99
+_MEASURED_TEXTS = 20_000
+_AT_ONCE = 1_000
+FLAG = "--long_text"
+
+
+def window_encoder(
+    tokenizer: PreTrainedTokenizerBase, whole: Callable[[list[str]], list[Ids]], max_length: int, long_text: LongText
+) -> Windows:
+    """Turns texts into windows of at most `max_length` tokens, special ones included. A short text has one.
+
+    `head_tail` gives every text one window: its first and its last tokens. In `window`, each window begins three
+    quarters after the previous one, and the last one ends with the text.
+
+    Args:
+        tokenizer: of the model.
+        whole: token ids of texts, uncut.
+        max_length: of a window.
+        long_text: `head_tail` or `window`.
+
+    Raises:
+        UserError: `long-text-impossible`.
+    """
+    before, after = special_ids(tokenizer)
+    room = max_length - len(before) - len(after)
+    if room < 1:
+        raise UserError("no-room-for-text", "--max_length", max_length, specials=len(before) + len(after))
+    cut = _both_ends if long_text == "head_tail" else _overlapping
+
+    def windows(texts: list[str]) -> list[list[Ids]]:
+        found = []
+        for ids in whole(texts):
+            content = ids[len(before) : len(ids) - len(after)]
+            parts = [content] if len(content) <= room else cut(content, room)
+            found.append([[*before, *part, *after] for part in parts])
+        return found
+
+    return windows
+
+
+def _both_ends(ids: Ids, room: int) -> list[Ids]:
+    head = (room + 1) // 2
+    return [ids[:head] + ids[len(ids) - (room - head) :]]
+
+
+def _overlapping(ids: Ids, room: int) -> list[Ids]:
+    last = len(ids) - room
+    return [ids[start : start + room] for start in (*range(0, last, room - room // SHARE_OF_OVERLAP), last)]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
+    """The tokens that the tokenizer adds before and after a text.
+
+    Raises:
+        UserError: `long-text-impossible`: it puts some inside the text.
+    """
+    text = "a b"
+    bare = cast(Ids, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    full = cast(Ids, tokenizer(text, verbose=False)["input_ids"])
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    raise UserError("long-text-impossible", FLAG, tokenizer=tokenizer.name_or_path)
+
+
+def usual_length(texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+    """The 99th percentile of the texts' tokens, special ones included, within the model's positions.
+
+    Of many texts, up to 20,000 are measured, evenly spaced.
+
+    Args:
+        texts: of the training rows.
+        tokenizer: of the model.
+        positions: of the model; None for no limit.
+    """
+    step = -(-len(texts) // _MEASURED_TEXTS)
+    measured = texts.take(pa.array(range(0, len(texts), step)))
+    lengths = [length for some in _pieces(measured) for length in _lengths(some, tokenizer)]
+    usual = max(3, int(np.percentile(lengths, USUAL_PERCENTILE, method="higher")))
+    return usual if positions is None else min(usual, positions)
+
+
+def _pieces(texts: pa.ChunkedArray) -> Iterator[list[str]]:
+    for start in range(0, len(texts), _AT_ONCE):
+        yield texts.slice(start, _AT_ONCE).to_pylist()
+
+
+def _lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    encoded = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+    return [len(ids) for ids in cast(list[Ids], encoded)]
+
+
+logger = logging.getLogger(__name__)
+
+_BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
+_SAMPLE_ROWS = 100
+_FATES = {
+    "truncate": "longer ones lose their ends",
+    "head_tail": "longer ones lose their middles",
+    "window": "longer ones are read in windows",
+}
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
+    """The columns of tokenised rows; `seq_lengths` has the tokens of each window of a row."""
+    columns = {"input_ids": pa.list_(pa.int32()), "labels": target_type(labels, problem_type)}
+    columns |= {"length": pa.int32(), "language": pa.string()}
+    return pa.schema(columns | ({"seq_lengths": pa.list_(pa.int32())} if in_windows else {}))
+
+
+def tokenise_splits(
+    splits: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+    problem_type: str | None = None,
+    long_text: LongText = "truncate",
+) -> dict[str, Dataset]:
+    """Tokenise rows, or take them from the cache. A warning says how many may be cut.
+
+    Args:
+        splits: each label of their rows is one of `labels`.
+        tokenizer: of the model.
+        labels: names, in the order of the class ids.
+        max_length: texts are cut to this many tokens, special ones included.
+        problem_type: says which targets the labels become, as in the model's configuration.
+        long_text: how longer texts are read.
+
+    Returns:
+        By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
+        in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each.
+
+    Raises:
+        UserError: the tokenizer makes no token of a text.
+    """
+
+    given = splits.rows
+
+    def make(folder: Path) -> None:
+        for name, rows in given.items():
+            stored = stored_batches(splits.folder / f"{name}.arrow")
+            batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
+            shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
+            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, long_text == "window"), shown)
+
+    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
+    logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
+    parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type, long_text]
+    folder = build_once("tokens", parts, "The token ids", make)
+    _reset(tokenizer)
+    datasets = {name: mapped_dataset(folder, name) for name in given}
+    check_lengths(given, datasets, max_length, long_text)
+    return datasets
+
+
+def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
+    """Each label with its number of rows."""
+    if problem_type == REGRESSION:
+        return ", ".join(labels)
+    counts = label_counts(rows, problem_type)
+    more = [f"and {len(labels) - MAX_LISTED_ROWS:,} more"] if len(labels) > MAX_LISTED_ROWS else []
+    return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
+
+
+def check_lengths(
+    given: Mapping[str, StoredRows],
+    datasets: Mapping[str, Dataset],
+    max_length: int,
+    long_text: LongText = "truncate",
+) -> None:
+    """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
+    problems = Problems()
+    for name, rows in given.items():
+        lengths = datasets[name].data["length"]
+        empty = pc.index(lengths, 0).as_py()
+        if empty >= 0:
+            problems.append(problem("text-without-tokens", rows.origin, rows.location(empty)))
+        reach = pc.sum(pc.greater_equal(lengths, max_length)).as_py()
+        if reach:
+            logger.log(
+                logging.INFO if long_text == "window" else logging.WARNING,
+                f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
+                f"--max_length {max_length}; {_FATES[long_text]}.",
+            )
+    problems.raise_any()
+
+
+def mapped_dataset(folder: Path, name: str) -> Dataset:
+    """The dataset in `<name>.arrow` of a folder from `build_once`."""
+    from datasets import Dataset  # slow to import
+
+    # Without a fingerprint, Dataset would read the whole table to compute one.
+    return Dataset(map_table(folder / f"{name}.arrow"), fingerprint=f"{folder.name}-{name}")
+
+
+def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """All that the ids of a text depend on: the class of the tokenizer, settings, and a digest of its content."""
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
+    if tokenizer.is_fast:
+        _reset(tokenizer)
+        return [kind, settings, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()]
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
+
+
+def tokenised(
+    batches: Iterable[pa.RecordBatch],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+    problem_type: str | None = None,
+    long_text: LongText = "truncate",
+) -> Iterator[pa.RecordBatch]:
+    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
+    schema = schema_of(labels, problem_type, long_text == "window")
+    read: Windows | None = None
+    for batch in smaller_batches(batches, _BATCH_ROWS):
+        texts = batch["text"].to_pylist()
+        read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
+        rows = read(texts)
+        lengths = np.fromiter((sum(map(len, row)) for row in rows), np.int32, len(rows))
+        ends = np.cumsum(lengths, dtype=np.int32)
+        ids = itertools.chain.from_iterable(itertools.chain.from_iterable(rows))
+        tokens = np.fromiter(ids, np.int32, int(lengths.sum()))  # several times as fast as pa.array of lists
+        columns = [
+            pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
+            targets(batch["label"].to_pylist(), labels, problem_type),
+            pa.array(lengths),
+            batch["language"],
+        ]
+        if long_text == "window":
+            columns.append(pa.array([list(map(len, row)) for row in rows], pa.list_(pa.int32())))
+        yield pa.record_batch(columns, schema=schema)
+
+
+def windows_of(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str], long_text: LongText = "truncate"
+) -> Windows:
+    """How texts become windows of at most `max_length` tokens. All have one, but for long texts in `window`.
+
+    Args:
+        tokenizer: of the model.
+        max_length: of a window, special tokens included.
+        sample: some texts.
+        long_text: how longer texts are read.
+
+    Raises:
+        UserError: the tokenizer is not known to allow it.
+    """
+    if long_text != "truncate":
+        return window_encoder(tokenizer, encoder(tokenizer, None, sample), max_length, long_text)
+    encode = encoder(tokenizer, max_length, sample)
+    return lambda texts: [[ids] for ids in encode(texts)]
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: list[str]) -> Encode:
+    """The fastest way to the ids that the tokenizer's own call gives, uncut without a `max_length`.
+
+    The Rust backend makes no masks and offsets. Some classes add to what their backend does (CodeLlama's in
+    transformers 5.23), which the sample shows.
+    """
+
+    def by_call(texts: list[str]) -> list[list[int]]:
+        encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, verbose=False)
+        return cast(list[list[int]], encoded["input_ids"])
+
+    def by_backend(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
+
+    expected = by_call(sample)  # which sets the backend's truncation
+    return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
+
+
+def _reset(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Forget how to cut and pad. The last settings are saved with the model, and must not depend on the cache."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
