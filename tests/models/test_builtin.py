@@ -19,7 +19,10 @@ TEXTS = ["खाना अच्छा है 😀", "సినిమా బా�
 BERT = "builtin:tiny-indic-bert"
 SMALL = builtin.BuiltIn(
     lambda: TEXTS,
-    partial(tiny_models.build_tiny_bert, size=tiny_models.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32)),
+    partial(
+        tiny_models.build_tiny_bert,
+        size=tiny_models.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32),
+    ),
 )
 
 

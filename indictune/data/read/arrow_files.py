@@ -67,8 +67,9 @@ def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None]
 
 
 def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A row with names for class ids, as of `named`."""
-    return record | {column: named_class(record[column], names) for column, names in classes.items() if column in record}
+    """A row with names for class ids, as of `named_class`."""
+    known = {column: names for column, names in classes.items() if column in record}
+    return record | {column: named_class(record[column], names) for column, names in known.items()}
 
 
 def named_class(value: Any, names: Sequence[str]) -> Any:

@@ -98,7 +98,9 @@ def entry_numbers(lines: pa.ChunkedArray, entries: Sequence[TrainFiles]) -> np.n
     return cast(np.ndarray, by_file[file])
 
 
-def with_languages(items: Callable[..., Iterator[Item]], entries: Sequence[TrainFiles]) -> Callable[..., Iterator[Item]]:
+def with_languages(
+    items: Callable[..., Iterator[Item]], entries: Sequence[TrainFiles]
+) -> Callable[..., Iterator[Item]]:
     """The same reader; rows without a language get that of their entry."""
     languages = [entry.language for entry in entries for _ in entry.files]
 

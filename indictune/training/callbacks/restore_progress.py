@@ -87,7 +87,8 @@ class RestoreProgress(TrainerCallback):
             self._random_states = None
 
     def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
-        train_state.restore_generators(checkpoint, args, _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch))
+        is_same_split = _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
+        train_state.restore_generators(checkpoint, args, is_same_split)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         manifest = _manifest_of(self.checkpoint)
