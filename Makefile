@@ -7,7 +7,7 @@ BUILT := $(VENV)/.built
 SITE := $(VENV)/.docs
 # A file's tests share the runs that they compare, so a file stays with one process.
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
-WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
+WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py zero.py))
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: install demo demo-llama demo-smollm2 test test-all test-faults test-gpu matrix bench docs lint clean

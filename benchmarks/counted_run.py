@@ -22,13 +22,13 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.config.recipe import read_recipe
+from indictune.distributed.parallelism import Parallelism
 from indictune.distributed.planning.held import PARTS, held_bytes
 from indictune.distributed.planning.widths import widths_of
 from indictune.distributed.sharding import full_shapes
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
-from indictune.training import exact_trainer
 
 
 class Peak:
@@ -126,15 +126,15 @@ def main() -> int:
     task = os.environ.get("TASK", "sentiment")
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a forked test looks in this file's folder only
     script = importlib.import_module(f"scripts.train_{task}")
-    train = vars(script)["train"]
+    train = vars(script)["run_training"]
 
     def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())
         return train(trainer, *args)
 
     if os.environ.get("AS_TRAINER"):
-        setattr(exact_trainer, "set_up_communication", lambda *_: None)  # noqa: B010
-    setattr(script, "train", count_and_train)  # noqa: B010
+        setattr(Parallelism, "set_up", lambda *_: None)  # noqa: B010
+    setattr(script, "run_training", count_and_train)  # noqa: B010
     arguments = Chat.arguments() if task == "llama" else Classification.arguments()
     return execute(vars(script)["main"], read_recipe(sys.argv[1:], arguments))
 

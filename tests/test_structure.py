@@ -203,7 +203,7 @@ def needed_to_train(script: Path) -> set[str]:
     nodes = parsed(script).body
     (main,) = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "main")
     calls = (node for node in ast.walk(main) if isinstance(node, ast.Call))
-    last = next(call.lineno for call in calls if ast.unparse(call.func) == "train")
+    last = next(call.lineno for call in calls if ast.unparse(call.func) == "run_training")
     names = [node for node in ast.walk(main) if isinstance(node, ast.Name)]
     only_later = {each.id for each in names} - {each.id for each in names if each.lineno <= last}
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

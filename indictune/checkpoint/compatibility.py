@@ -19,8 +19,8 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.data import labels
 from indictune.data.batching import TrainingBatches
-from indictune.distributed import deepspeed_config, strategy_limits
-from indictune.distributed.axes import shown_axes
+from indictune.distributed import strategy_limits, zero
+from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
 from indictune.files import RECIPE, write_json
 from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
@@ -46,7 +46,7 @@ def read(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) 
     if weights not in (None, labels.BALANCED):
         found["class_weights"] = labels.read_file(weights)
     if deepspeed is not None:
-        found["deepspeed"] = deepspeed_config.settings_of_steps(deepspeed)
+        found["deepspeed"] = zero.settings_of_steps(deepspeed)
     return found
 
 

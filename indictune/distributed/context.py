@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -113,19 +112,9 @@ class OwnTokens:
 
 
 def own_tokens(collator: Collator, launch: Launch) -> Collator:
-    """The collator of a rank of a run: of its part of each micro-batch, if a context group shares the tokens."""
+    """The collator of a rank whose context group shares the tokens of each micro-batch."""
     axes = launch.axes
-    if axes.context == 1:
-        return collator
     return OwnTokens(collator, launch.rank // axes.tensor % axes.context, axes.context)
-
-
-def summed_over_context(measured: Sequence[Tensor], group: ProcessGroup | None) -> Iterator[Tensor]:
-    """Sums over a context group, if there is one, of what each rank measured of its tokens of each row, [rows]."""
-    for each in measured:
-        if group is not None:
-            torch.distributed.all_reduce(each, group=group)
-        yield each
 
 
 _OTHER_FILE = "Use accelerate_configs/ddp.yaml or fsdp2.yaml"
@@ -157,8 +146,8 @@ def _refused(plan: AnyPlan, flag: str, value: object, reason: str, instead: str 
 ATTENTION = "indictune_context"
 
 
-def share_tokens(model: nn.Module, launch: Launch, args: TrainingArguments) -> ProcessGroup | None:
-    """Let a model that `check_context` accepts read the parts of `OwnTokens`, if the run has a context axis.
+def share_tokens(model: nn.Module, launch: Launch, args: TrainingArguments) -> ProcessGroup:
+    """Let a model that `check_context` accepts read the parts of `OwnTokens`.
 
     All ranks must call it. The model reads whole sequences as before.
 
@@ -166,8 +155,6 @@ def share_tokens(model: nn.Module, launch: Launch, args: TrainingArguments) -> P
         The ranks that share the tokens of a row.
     """
     ranks = launch.axes.context
-    if ranks == 1:
-        return None
     mesh = init_device_mesh(args.device.type, (launch.world_size // ranks, ranks), mesh_dim_names=("data", "context"))
     group: ProcessGroup = mesh["context"].get_group()
     use_group(model, group)

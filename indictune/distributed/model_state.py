@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -29,8 +29,10 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from indictune.distributed import collectives, convert_state, cpu_adam, sharding, strategy_limits
 from indictune.distributed.convert_state import STATE_SHARDS, WEIGHT_SHARDS
-from indictune.distributed.pipeline.engine import Pipeline
 from indictune.progress import OWN_PROGRESS
+
+if TYPE_CHECKING:
+    from indictune.distributed.pipeline.engine import Pipeline
 
 Shards = dict[str, dict[str, Any]]
 
@@ -165,21 +167,3 @@ class ModelState:
 def engine_keeps(scheduler: object) -> bool:
     """Whether DeepSpeed's engine saves and restores the schedule of the learning rate."""
     return isinstance(scheduler, DeepSpeedSchedulerWrapper)
-
-
-def write_weights(
-    trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None], pipeline: Pipeline | None
-) -> None:
-    """Write the whole weights to `folder`, unless a checkpoint has them in shards. All ranks must call it.
-
-    `save` is the library's saving, which gathers the weights of every strategy but FSDP2 and pipelines.
-    """
-    model = cast(nn.Module, trainer.model)
-    if pipeline is not None:
-        if not in_shards:
-            pipeline.write_whole_weights(trainer, folder)
-    elif not sharding.is_split(model):
-        save()
-    elif not in_shards:
-        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        trainer._save(str(folder), state_dict=sharding.without_tied_copies(model, weights))

@@ -27,7 +27,10 @@ from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
 if TYPE_CHECKING:
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import Trainer  # slow to import
+
 
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
     """Compare what the launcher asked for with what came up, before the model loads.
@@ -87,6 +90,29 @@ def repeated_blocks(model: nn.Module) -> list[str]:
         raise ValueError(f"{type(model).__name__} has no list of repeated layers to shard.")
     outermost = [lists[name] for name in lists if not any(name.startswith(f"{outer}.") for outer in lists)]
     return sorted({type(block).__name__ for blocks in outermost for block in blocks})
+
+
+def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Shard a split model by FSDP2 over the data axis, or over replicas x shards, as accelerate would.
+
+    accelerate (1.15, `_prepare_tp`) would wrap all other weights as DTensors by a class that transformers 5.23 lacks.
+    It leaves a model alone that is sharded already.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # slow
+
+    if isinstance(model, FSDPModule):
+        return
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "offload_policy": plugin.cpu_offload,
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+    }
+    blocks = set(repeated_blocks(model))
+    for module in reversed(list(model.modules())):  # inner ones first
+        if type(module).__name__ in blocks:
+            fully_shard(module, reshard_after_forward=plugin.reshard_after_forward, **settings)
+    fully_shard(model, **settings)
+    plugin.transformer_cls_names_to_wrap = [f"FSDP{name}" for name in blocks]  # accelerate looks for them
 
 
 def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
@@ -151,6 +177,15 @@ def without_tied_copies(model: nn.Module | None, state: dict[str, Any] | None) -
         if name in state and origin in state and torch.equal(state[name], state[origin])
     }
     return {name: weight for name, weight in state.items() if name not in copies}
+
+
+def save_whole(trainer: Trainer, folder: Path) -> None:
+    """Gather the weights of a model that FSDP2 shards, and save them. All ranks must call it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # slow
+
+    model = cast(nn.Module, trainer.model)
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    trainer._save(str(folder), state_dict=without_tied_copies(model, weights))
 
 
 def unwrapped(trainer: Trainer) -> nn.Module:

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
-from indictune.distributed import axes, deepspeed_config, fsdp_file
-from indictune.distributed.axes import splits_model
-from indictune.distributed.deepspeed_config import FileValue
-from indictune.distributed.launch import engine_of, starts_one_of_several
+from indictune.distributed import fsdp, zero
+from indictune.distributed.launch import engine_of, splits_model, starts_one_of_several
+from indictune.distributed.zero import FileValue
 
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
@@ -53,8 +52,8 @@ def notes(plan: AnyPlan) -> list[str]:
     found = []
     if starts_one_of_several(plan.environ):
         found.append("`distributed_type: NO` starts one process, whatever num_processes says.")
-    if fsdp_file.is_version_1(plan.environ):
-        found.append(fsdp_file.note_of_version_1(plan.environ))
+    if fsdp.is_version_1(plan.environ):
+        found.append(fsdp.note_of_version_1(plan.environ))
     if plan.launch.deepspeed is not None and not engine_of(plan.launch.strategy).startswith("zero"):
         found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
     if plan.launch.axes.pipeline == 1 and "pipeline_schedule" in plan.recipe.values:
@@ -80,8 +79,8 @@ def ignored_values(plan: AnyPlan) -> list[str]:
     if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
     if engine_of(plan.launch.strategy) == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
-        found.append(("zero3_save_16bit_model", False, deepspeed_config.IS_SAVED_WHOLE))
-    found += deepspeed_config.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
+        found.append(("zero3_save_16bit_model", False, zero.IS_SAVED_WHOLE))
+    found += zero.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
     return [f"Ignoring values of the strategy file: {shown}."] if found else []
 
@@ -98,21 +97,21 @@ def leave_to_plan(launch: Launch, environ: MutableMapping[str, str]) -> dict[str
     # With a DeepSpeed file, accelerate (1.15) refuses an accelerate config that gives more than its path.
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "CONFIG_DS_FIELDS"):
         environ.pop(f"ACCELERATE_{name}", None)
-    fsdp_file.use_version_2(environ)
-    axes.hand_over(launch.axes, launch.world_size, environ)
+    fsdp.use_version_2(environ)
+    launch.hand_over(launch.axes, launch.world_size, environ)
     if not engine_of(launch.strategy).startswith("zero"):
         environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return {"deepspeed": None}
     environ[_SAVES_WHOLE] = "true"
     if launch.deepspeed_source is None or launch.deepspeed is None:
         return {"deepspeed": None}
-    return {"deepspeed": deepspeed_config.left_to_flags(launch.deepspeed)}
+    return {"deepspeed": zero.left_to_flags(launch.deepspeed)}
 
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
     """The values of the accelerate config and the DeepSpeed file that flags can give too."""
     yield from _values_of_accelerate(plan.environ)
-    yield from deepspeed_config.values_in(plan.launch.deepspeed or {})
+    yield from zero.values_in(plan.launch.deepspeed or {})
 
 
 def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:

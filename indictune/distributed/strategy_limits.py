@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.deepspeed_config import leaves_bad_steps_out
 from indictune.distributed.launch import engine_of
+from indictune.distributed.zero import leaves_bad_steps_out
 from indictune.errors import Problem, problem
 
 STORAGE = "bfloat16"  # type in which `models.adapters.nf4_config` stores packed weights

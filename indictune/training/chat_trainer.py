@@ -65,7 +65,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
-        if self.pipeline is not None:
+        if self.parallelism.pipeline is not None:
             return self._loss_of_last_stage(*args, **settings)
         loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)

@@ -12,8 +12,8 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed import strategy_file
-from indictune.distributed.axes import shown_axes
 from indictune.distributed.batch_size import steps_of_run
+from indictune.distributed.launch import shown_axes
 from indictune.distributed.out_of_memory import killed_for_memory
 from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.distributed.planning.rank_weights import ModelWeights

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, unresolved
 from indictune.config.recipe import Recipe, configuration_of, read_recipe
-from indictune.distributed import model_split, sharding
+from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
@@ -143,7 +143,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = _trainer(model, args, test.rows, tokenizer, objective, plan.launch)
-    model_split.prepare_split_model(trainer, trainer.mesh)
+    trainer.parallelism.prepare(trainer)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, test, asked.test_file)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from transformers.trainer_utils import speed_metrics
 
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
-from indictune.distributed.context import summed_over_context
 from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.progress import OWN_PROGRESS
 from indictune.training.samples import answers_to, scores_of_samples
@@ -115,9 +115,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
     inputs = trainer.on_device(batch)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        if trainer.pipeline is None:
-            return row_numbers, *summed_over_context(trainer.objective.measure(model, inputs), trainer.context)
-        measured = trainer.pipeline.measure(inputs, lambda: trainer.objective.measure(model, dict(inputs)))
+        measured = trainer.parallelism.measure(inputs, partial(trainer.objective.measure, model))
         return None if measured is None else (row_numbers, *measured)
 
 

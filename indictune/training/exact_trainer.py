@@ -25,13 +25,10 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import SINGLE, Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
-from indictune.distributed import devices, model_split, sharding
-from indictune.distributed.axes import shown_axes
-from indictune.distributed.communication import set_up_communication, settle_buckets
-from indictune.distributed.context import share_tokens
-from indictune.distributed.model_split import sent_weights
+from indictune.distributed import devices, sharding
+from indictune.distributed.launch import shown_axes
 from indictune.distributed.model_state import ModelState
-from indictune.distributed.pipeline.engine import cut_into_stages
+from indictune.distributed.parallelism import Parallelism
 from indictune.hub.push import make_repository
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
@@ -72,11 +69,7 @@ class ExactTrainer(TaskTrainer):
         launch: Launch,
         **settings: Any,
     ) -> None:
-        sharding.fit_to_model(model, args)
-        with sent_weights(model, launch, args):
-            self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
-            self.mesh = model_split.split(model, launch, args)
-        self.context = share_tokens(model, launch, args)
+        self.parallelism = Parallelism(model, launch, args)
         self.padded, self.launch = padded, launch
         super().__init__(
             model=model,
@@ -86,13 +79,13 @@ class ExactTrainer(TaskTrainer):
             processing_class=tokenizer,
             **settings,
         )
-        set_up_communication(self.accelerator, args, model)
+        self.parallelism.set_up(self)
         devices.put_back(args)
         self.nonfinite, self.stop_request = NonFinite(), StopRequest()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self.add_callback(KeepRecords(self))
-        if self.pipeline is not None:
-            self.add_callback(PipelineBubble(self.pipeline))
+        if self.parallelism.pipeline is not None:
+            self.add_callback(PipelineBubble(self.parallelism.pipeline))
         if train_dataset is not None:
             self.batches = TrainingBatches(
                 lengths=lengths_of(train_dataset),
@@ -127,16 +120,16 @@ class ExactTrainer(TaskTrainer):
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
         step = partial(super().training_step, *args, **settings)
-        if self.pipeline is not None:
-            step = partial(self.pipeline.train, self, *args[1:], **settings)
+        if self.parallelism.pipeline is not None:
+            step = partial(self.parallelism.pipeline.train, self, *args[1:], **settings)
         if not self.has_begun:
             self.has_begun = True
             states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
-            settle_buckets(args[0], step)
+            self.parallelism.settle(args[0], step)
             states.restore()
             self.restore_unlogged(unlogged)
         loss = step()
-        model_split.average_split_gradients(self, self.launch, self.mesh)
+        self.parallelism.average_gradients(self)
         self.nonfinite.note_loss(loss)
         return loss
 
@@ -186,8 +179,8 @@ class ExactTrainer(TaskTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Note the norm of a step's gradients: callbacks do not see it before the optimizer's step."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        if self.pipeline is not None:
-            norm = self.pipeline.grad_norm
+        if self.parallelism.pipeline is not None:
+            norm = self.parallelism.pipeline.grad_norm
         if not self.args.fp16:  # loss scaling finds its scale by infinite gradients, and skips those steps
             self.nonfinite.note(norm)
         if self.args.on_nonfinite != "stop":
@@ -230,9 +223,7 @@ class ExactTrainer(TaskTrainer):
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[nn.Module, Any]:
         """Prepare, then restore by `TrainState`: the Trainer refuses what another strategy has saved."""
-        if self.pipeline is not None:
-            self.pipeline.prepare(self)
-        model_split.prepare_split_model(self, self.mesh)
+        self.parallelism.prepare(self)
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
@@ -251,7 +242,7 @@ class ExactTrainer(TaskTrainer):
     def _train_state(self) -> TrainState:
         assert self.lr_scheduler is not None
         return TrainState(
-            model=ModelState.of(self, self.pipeline),
+            model=ModelState.of(self, self.parallelism.pipeline),
             scheduler=self.lr_scheduler,
             scaler=self.accelerator.scaler,
             progress=self.state,

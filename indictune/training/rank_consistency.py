@@ -114,7 +114,7 @@ def _contents(trainer: ExactTrainer) -> dict[str, Any]:
     """Digests of what this rank has made of its files."""
     model: Any = sharding.unwrapped(trainer)
     # Only the first stage of a pipeline has the embedding. Its tokens follow from the rows, which are compared.
-    active = active_embedding(model) if trainer.pipeline is None else None
+    active = active_embedding(model) if trainer.parallelism.pipeline is None else None
     rows = {"training rows": trainer.data_digest, "validation rows": trainer.validation_digest}
     return {
         **{name: None if digest is None else digest[:_DIGITS] for name, digest in rows.items()},

@@ -86,12 +86,12 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
             trainer.look_for_stop("the trained model wrote samples; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
-            if trainer.pipeline is None:
+            if trainer.parallelism.pipeline is None:
                 output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
                 tokens, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
             else:  # a cache counts the tokens in the first layer, which other stages do not have
                 inputs = {"input_ids": torch.tensor([prompt + answer], device=device), "attention_mask": mask}
-                tokens = trainer.pipeline.compute(inputs, partial(_next_token, model, inputs)).to(device)
+                tokens = trainer.parallelism.compute(inputs, partial(_next_token, model, inputs)).to(device)
             OWN_PROGRESS.passed("computing a token of a sample")
             tokens = broadcast(tokens)
             if int(tokens) in ends:

@@ -33,7 +33,7 @@ from indictune.distributed import (
 from indictune.distributed.agreement import Values
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.doctor.quick import check_ranks
-from indictune.distributed.model_split import splits_one_model
+from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication

@@ -15,7 +15,6 @@ from datasets import Dataset
 from peft import PeftModel
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
@@ -29,9 +28,7 @@ from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
 from indictune.distributed import node_disks, sharding
-from indictune.distributed.context import own_tokens
-from indictune.distributed.model_state import write_weights
-from indictune.distributed.pipeline.engine import Pipeline
+from indictune.distributed.parallelism import Parallelism
 from indictune.evaluation.breakdown import Breakdown
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
@@ -55,9 +52,7 @@ class TaskTrainer(Trainer):
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
     measured: list[np.ndarray] | None = None  # by the latest evaluation, if the objective keeps scores
     launch: Launch
-    pipeline: Pipeline | None = None  # where the model is cut into stages
-    mesh: DeviceMesh | None  # of its groups, where more than the batch is split
-    context: ProcessGroup | None = None  # the ranks that share the tokens of a row
+    parallelism: Parallelism
     checkpoints: Checkpoints  # made when the training is prepared
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
@@ -146,7 +141,7 @@ class TaskTrainer(Trainer):
         return DataLoader(
             IndexedRows(dataset),
             batch_sampler=batches,
-            collate_fn=own_tokens(collator, self.launch),
+            collate_fn=self.parallelism.own_tokens(collator),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor,
@@ -228,7 +223,7 @@ def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) ->
         model = sharding.unwrapped(trainer)
         if args.should_save:
             sharding.save_code(model, folder)
-        write_weights(trainer, folder, is_checkpoint, save, trainer.pipeline)
+        trainer.parallelism.write_weights(trainer, folder, is_checkpoint, save)
         if not args.should_save:
             return
         save_adapter_extras(model, folder)

@@ -105,7 +105,7 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
         return logits.float().cpu()
 
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        return computed() if trainer.pipeline is None else trainer.pipeline.compute(inputs, computed)
+        return trainer.parallelism.compute(inputs, computed)
 
 
 def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:

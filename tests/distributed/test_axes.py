@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.axes import hand_over, read_axes, shown_axes
+from indictune.distributed.launch import hand_over, read_axes, shown_axes
 from indictune.errors import UserError
 from tests.refusals import refused
 

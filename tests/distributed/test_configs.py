@@ -11,8 +11,8 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from indictune.distributed.deepspeed_config import OVERLAP
 from indictune.distributed.launch import read_launch
+from indictune.distributed.zero import OVERLAP
 from tests.launch_environment import launched
 
 ROOT = Path(__file__).parents[2]

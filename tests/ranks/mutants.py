@@ -22,7 +22,7 @@ from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.data.collation import IndexedRows
 from indictune.distributed import cpu_fallback, sharding
-from indictune.distributed.model_split import TENSOR
+from indictune.distributed.parallelism import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
 from indictune.training.callbacks.step_flags import StepFlags

@@ -166,16 +166,10 @@ def part_of_states(
 T = TypeVar("T")
 
 
-def cut_into_stages(model: nn.Module, launch: Launch, args: TrainingArguments, schedule: str) -> Pipeline | None:
-    """Cut a model in place into the stages of this rank, if the run has a pipeline. All ranks must call it.
-
-    Call it before the Trainer exists, which would copy the whole model to the GPU.
-    """
-    return Pipeline(model, launch, args, schedule) if launch.axes.pipeline > 1 else None
-
-
 class Pipeline:
-    """One rank's part of the pipeline of a run. Arguments as of `cut_into_stages`.
+    """One rank's part of the pipeline of a run, whose model is cut in place. All ranks must make it.
+
+    Make it before the Trainer, which would copy the whole model to the GPU.
 
     Attributes:
         is_last: whether this rank has the last stage, and so the logits.

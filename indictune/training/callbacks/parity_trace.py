@@ -16,8 +16,8 @@ from indictune.data.batching import NO_ROW
 from indictune.data.collation import Row
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.devices import dtype_of
+from indictune.distributed.parallelism import max_norm
 from indictune.distributed.sharding import unwrapped
-from indictune.distributed.step_norm import max_norm, norm_after_clipping
 from indictune.files import Record, json_line
 from indictune.tasks.objective import Collator
 from indictune.training.exact_trainer import ExactTrainer
@@ -55,7 +55,7 @@ class ParityTrace(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._draws = self._state() != self._generator
-        self._clipped = norm_after_clipping(self.trainer, self.trainer.pipeline)
+        self._clipped = self.trainer.parallelism.norm_after_clipping(self.trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         own = (self.trainer.launch.data_rank, self._rows), torch.initial_seed()

@@ -20,7 +20,7 @@ from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
 from indictune.distributed import collectives
-from indictune.distributed.axes import shown_axes
+from indictune.distributed.launch import shown_axes
 from indictune.errors import UserError
 from indictune.training.exact_trainer import ExactTrainer
 

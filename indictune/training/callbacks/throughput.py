@@ -6,14 +6,16 @@ import logging
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.data.batching import TrainingBatches
-from indictune.distributed.pipeline.engine import Pipeline
 from indictune.files import Record, json_line, keep_lines, write_whole
+
+if TYPE_CHECKING:
+    from indictune.distributed.pipeline.engine import Pipeline
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from indictune.distributed.communication import DEEPSPEED_NAMES
-
+# Values of --reduce_dtype, and DeepSpeed's words for them.
+DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 # Key in the DeepSpeed file -> the training argument that says the same.
 OVERLAP = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",

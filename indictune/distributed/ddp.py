@@ -3,41 +3,16 @@
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import DistributedType
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import IndicTrainingArguments
-
-# Values of --reduce_dtype, and DeepSpeed's words for them.
-DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
-
-
-def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:
-    """Configure how DDP, FSDP2 or DeepSpeed sums gradients. To be called before the model is prepared."""
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        config = accelerator.state.deepspeed_plugin.deepspeed_config
-        config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
-    elif accelerator.distributed_type == DistributedType.FSDP:
-        if not all(parameter.requires_grad for parameter in model.parameters()):
-            # torch 2.13 fails under accumulation if gradients are summed in another type and a group of weights takes
-            # no part in the forward pass: "'FSDPParam' object has no attribute '_unsharded_param'". With --bf16 a
-            # LLaMA's adapter has such a group.
-            return
-        plugin = accelerator.state.fsdp_plugin
-        policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
-        plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))
-    else:
-        accelerator.ddp_handler = gradient_buckets(args)
 
 
 def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:

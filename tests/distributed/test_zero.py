@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indictune.distributed.deepspeed_config import (
+from indictune.distributed.zero import (
     left_to_flags,
     settings_of_steps,
     unsupported_deepspeed_keys,

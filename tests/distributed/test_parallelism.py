@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.model_split import PIPELINE, REPLICAS, SHARDS, TENSOR, average_split_gradients
+from indictune.distributed.parallelism import PIPELINE, REPLICAS, SHARDS, TENSOR, Parallelism
 from indictune.distributed.strategy_file import notes
 from tests.plans import plan_of
 
@@ -27,7 +27,9 @@ def test_copies_sum_gradients_in_the_type_asked_for(reduce_dtype: str, average: 
         model.weight.grad = torch.full((1, 1), 1 + 2**-12)
         accelerator, args = SimpleNamespace(sync_gradients=True), SimpleNamespace(reduce_dtype=reduce_dtype)
         trainer: Any = SimpleNamespace(model=model, accelerator=accelerator, args=args)
-        average_split_gradients(trainer, Launch("ddp_tp", 4, 4, axes=Axes(tensor=2)), mesh)
+        parallelism = object.__new__(Parallelism)  # without the ranks that share its matrices
+        parallelism.launch, parallelism.mesh = Launch("ddp_tp", 4, 4, axes=Axes(tensor=2)), mesh
+        parallelism.average_gradients(trainer)
         assert model.weight.grad.dtype == torch.float32
         assert model.weight.grad.item() == average
     finally:

@@ -1,4 +1,4 @@
-"""Read the FSDP settings of an accelerate config, and run those of FSDP 1 by FSDP2."""
+"""FSDP2: its settings in an accelerate config, and those of FSDP 1, which FSDP2 runs."""
 
 from __future__ import annotations
 
