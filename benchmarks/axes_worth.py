@@ -1,4 +1,4 @@
-"""When each axis pays on GPUs: the tables of `docs/strategies.md`, and one for each machine and job.
+"""When each axis pays on GPUs: the tables of `docs/axes.md`, and one for each machine and job.
 
     python -m benchmarks.axes_worth
 
@@ -100,13 +100,13 @@ def _seconds(each: Estimate | None, machine: Machine) -> str:
 
 
 def markdown(header: list[str], body: list[list[str]]) -> str:
-    """A table for `docs/strategies.md`."""
+    """A table for `docs/axes.md`."""
     rule = "|---" * len(header) + "|"
     return "\n".join(["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(line) + " |" for line in body)])
 
 
 def tables() -> list[str]:
-    """Those of `docs/strategies.md`."""
+    """Those of `docs/axes.md`."""
     widths = [f"tensor 8, hidden {hidden:,}" for _, hidden in WIDTHS]
     header = ["GPUs", "DDP hides from tokens a GPU", "FSDP2 from tokens a micro-batch", *widths]
     by_job = [markdown([job.name, *MACHINES], summary(job)) for job in jobs()]

@@ -73,7 +73,7 @@ def tables(cells: Cells) -> str:
     for kind in kinds:
         columns = [name for name in cells[kind][files[0]] if name not in METHODS]
         rows = [[f"`{file}`", *(_shown(cells[kind][file][name]) for name in columns)] for file in files]
-        parts.append(f"{kind}, `--method full`:\n\n{_table(['file', *columns], rows)}")
+        parts.append(f"### Features: {kind}, `--method full`\n\n{_table(['file', *columns], rows)}")
     return "\n" + "\n".join(parts) + "\n"
 
 

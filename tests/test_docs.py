@@ -29,8 +29,9 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 BLOCK = re.compile(r"(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<content>.*?)```", re.DOTALL)
 MARKS = {"run", "gpu", "nodes", "setup"}  # run by a test; needs GPUs; needs nodes; installs, builds or takes minutes
 IN_REPOSITORY = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
-WORDS_OF_README = 1000
+WORDS_OF_README = 900
 WORDS_OF_SENTENCE = 25
+SECTIONS = ["Start", "Your data", "Train", "Scale", "Use", "Reference", "Evidence", "Inside"]
 ODD_WORDS = re.compile(r"\b(?:told|tells|beside|of those that|go(?:es)? on|in vain|counts? for nothing|anew)\b")
 # A few steps of a run show that its command works.
 FEW_STEPS = ["--max_steps", "2", "--save_strategy", "no", "--load_best_model_at_end", "false", "--eval_strategy", "no"]
@@ -230,7 +231,8 @@ def test_every_strategy_file_is_in_the_tables() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= WORDS_OF_README
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("|", " ")
+    assert len(text.split()) <= WORDS_OF_README
 
 
 @pytest.mark.parametrize("document", [strategy_files.README, strategy_files.PAGE], ids=lambda document: document.name)
@@ -263,6 +265,22 @@ def test_a_generated_page_is_fresh(name: str) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     assert sorted(NAVIGATION) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_readme_and_index_list_the_pages_as_the_navigation_does() -> None:
+    site = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:\n")[2]
+    nav = re.findall(r"^ +- (.+?):(?: (\w+\.md))?$", site, flags=re.MULTILINE)
+    assert [title for title, page in nav if not page] == SECTIONS
+    (home, *others) = nav
+    assert home == ("Home", "index.md")
+    readme = (ROOT / "README.md").read_text("utf-8").partition("## Documentation\n")[2]
+    index = (ROOT / "docs/index.md").read_text("utf-8").partition("## Where to go\n")[2]
+    in_readme = re.findall(r"^- \*\*(.+?)\*\*|\[(.+?)\]\(docs/(\w+\.md)\)", readme, flags=re.MULTILINE)
+    in_index = re.findall(r"^### (.+)$|^- \[(.+?)\]\((\w+\.md)\): ", index, flags=re.MULTILINE)
+    for document in (in_readme, in_index):
+        assert [(section or title, page) for section, title, page in document] == others
+    for title, page in others:
+        assert not page or (ROOT / "docs" / page).read_text("utf-8").startswith(f"# {title}\n"), page
 
 
 def sentences(document: Path) -> Iterator[str]:

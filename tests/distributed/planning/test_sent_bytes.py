@@ -127,7 +127,7 @@ def test_sizes_follow_from_the_launch() -> None:
 
 
 def test_the_document_has_the_tables_that_the_program_prints() -> None:
-    document = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/axes.md").read_text(encoding="utf-8")
     assert len(found := tables()) == 5
     assert [table for table in found if table not in document] == []
 
