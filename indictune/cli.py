@@ -177,7 +177,7 @@ def parity(argv: Sequence[str]) -> int:
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file, or compare two runs."""
     if any(word.partition("=")[0] == "--compare" for word in argv):
-        from indictune.evaluation.compare_runs import compare_command
+        from indictune.evaluation.comparison import compare_command
 
         return compare_command(argv)
     if any(word.partition("=")[0] == "--lm_eval_tasks" for word in argv):

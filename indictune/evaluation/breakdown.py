@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from indictune.evaluation.calibration import Bin, Calibration
-from indictune.evaluation.intervals import Estimate
+from indictune.evaluation.intervals import RESAMPLES, Estimate
 
 EVALUATION = "evaluation.json"
 SPLITS = {"test": "test", "eval": "validation"}  # blocks of it and of metrics.json, and what a reader calls them
@@ -25,12 +26,13 @@ _LENGTHS = (16, 32, 64, 128, 256, 512)  # last tokens of the buckets
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Scores of a label or of a kind of entity; `support` is how often it is right."""
+    """Scores of a label or of a kind of entity; `support` is how often it is right, `predicted` how often given."""
 
     precision: Estimate
     recall: Estimate
     f1: Estimate
     support: int
+    predicted: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,23 @@ class Group:
         scores: by name, the main one first.
         per_label: by label; empty for a task without labels.
         confusion: rows of each label (first index) and predicted label, of one label a row and at most 50 labels.
+        counts: `num_tokens` of answers, `num_tags` of tagged words.
     """
 
     num_examples: int
     scores: dict[str, Estimate]
     per_label: dict[str, LabelScores] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Scorer(Protocol):
+    """Scores rows by their numbers, int64 [some rows], with intervals from `draws` of them.
+
+    Its first score is the main one.
+    """
+
+    def __call__(self, rows: np.ndarray, draws: int = RESAMPLES) -> Group: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class Breakdown:
         overall: of all rows.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
+        loss: of all rows.
         calibration: of one label a row.
         written: of answers that a language model wrote, to some of the rows.
     """
@@ -73,6 +87,7 @@ class Breakdown:
     overall: Group
     by: dict[str, dict[str, Group]]
     worst_language: str
+    loss: float = math.nan
     calibration: Calibration | None = None
     written: Breakdown | None = None
 
@@ -108,27 +123,39 @@ def _rows_by_value(values: Sequence[str]) -> dict[str, np.ndarray]:
 def break_down(
     kind: str,
     facts: RowFacts,
-    group_of: Callable[[np.ndarray], Group],
+    scorer: Scorer,
     labels: Sequence[str] = (),
     calibration: Calibration | None = None,
     lower_is_better: bool = False,
+    loss: float = math.nan,
+    draws: int = RESAMPLES,
 ) -> Breakdown:
     """Score all rows and each group of them.
 
     Args:
         kind: of the task.
         facts: of the rows, of which there is one at least.
-        group_of: scores the rows of these numbers, int64 [some rows]; its first score is the main one.
+        scorer: of rows.
         labels: in the order of the class ids.
         calibration: of one label a row.
         lower_is_better: whether the main score is best where it is lowest.
+        loss: of all rows.
+        draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
-    overall = group_of(np.arange(len(facts.languages)))
+    overall = scorer(np.arange(len(facts.languages)), draws)
     groups = facts.groups().items()
-    by = {what: {value: group_of(rows) for value, rows in values.items()} for what, values in groups}
+    by = {what: {value: scorer(rows, draws) for value, rows in values.items()} for what, values in groups}
     score, sign = next(iter(overall.scores)), -1 if lower_is_better else 1
     worst = min(by["language"], key=lambda language: sign * by["language"][language].scores[score].value)
-    return Breakdown(kind, score, lower_is_better, list(labels), overall, by, worst, calibration)
+    return Breakdown(kind, score, lower_is_better, list(labels), overall, by, worst, loss, calibration)
+
+
+def mean_loss(losses: np.ndarray, count: int | None = None) -> float:
+    """The summed losses of rows [rows] by a count, or by the number of rows. NaN if one is.
+
+    It is rounded once, after the sum, so it does not depend on the order of the rows.
+    """
+    return math.fsum(np.asarray(losses, np.float64).tolist()) / (len(losses) if count is None else count)
 
 
 def as_json(breakdowns: Mapping[str, Breakdown]) -> dict[str, Any]:
@@ -154,16 +181,19 @@ def _breakdown(content: dict[str, Any]) -> Breakdown:
         calibration = Calibration(**{**calibration, "bins": bins})
     written = _breakdown(content["written"]) if content.get("written") else None
     made = {"overall": _group(content["overall"]), "by": by, "calibration": calibration, "written": written}
-    return Breakdown(**{**content, **made})
+    loss = float(content.get("loss", math.nan))  # files of older versions have none
+    return Breakdown(**{**content, **made, "loss": loss})
 
 
 def _group(content: dict[str, Any]) -> Group:
     scores = {name: _estimate(each) for name, each in content["scores"].items()}
-    per_label = {
-        label: LabelScores(support=each.pop("support"), **{name: _estimate(score) for name, score in each.items()})
-        for label, each in content["per_label"].items()
-    }
-    return Group(content["num_examples"], scores, per_label, content["confusion"])
+    per_label = {label: _label_scores(each) for label, each in content["per_label"].items()}
+    return Group(content["num_examples"], scores, per_label, content["confusion"], content.get("counts", {}))
+
+
+def _label_scores(content: dict[str, Any]) -> LabelScores:
+    precision, recall, f1 = (_estimate(content[name]) for name in ("precision", "recall", "f1"))
+    return LabelScores(precision, recall, f1, content["support"], content.get("predicted", 0))
 
 
 def _estimate(content: dict[str, Any]) -> Estimate:

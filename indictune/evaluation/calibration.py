@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 
 BINS = 15
 _TEMPERATURES = (0.05, 20.0)
@@ -68,12 +66,12 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
         logits: float [rows, labels]; a number may be added to all of a row.
         references: class ids, int [rows].
     """
+    from scipy.optimize import minimize_scalar  # slow to import
+
     chosen = np.arange(len(references)), np.asarray(references)
 
     def loss(log_temperature: float) -> float:
-        return -float(
-            log_softmax(logits / np.float32(math.exp(log_temperature)), axis=1)[chosen].mean(dtype=np.float64)
-        )
+        return -float(_cooled(logits, math.exp(log_temperature))[chosen].mean(dtype=np.float64))
 
     bounds = tuple(map(math.log, _TEMPERATURES))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
@@ -86,13 +84,23 @@ def calibration_of(
     """The calibration of rows, before and after a temperature.
 
     Args:
-        log_probabilities: float [rows, labels].
+        log_probabilities: of all labels, float [rows, labels], or of the predicted one alone, [rows].
         is_right: whether the label is predicted right, bool [rows].
-        temperature: fitted on the validation rows, if there is one.
+        temperature: fitted on the validation rows, if there is one. It needs all labels.
     """
-    bins = reliability(np.exp(log_probabilities.max(1)), is_right)
-    after = None
+    best = log_probabilities if log_probabilities.ndim == 1 else log_probabilities.max(1)
+    bins, after = reliability(np.exp(best), is_right), None
+    if log_probabilities.ndim == 1:
+        temperature = None
     if temperature is not None:
-        cooled = log_softmax(log_probabilities / np.float32(temperature), axis=1).max(1)
-        after = expected_calibration_error(reliability(np.exp(cooled), is_right))
+        cooled = np.exp(_cooled(log_probabilities, temperature).max(1))
+        after = expected_calibration_error(reliability(cooled, is_right))
     return Calibration(expected_calibration_error(bins), bins, temperature, after)
+
+
+def _cooled(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Log probabilities [rows, labels] of logits that are divided by a temperature."""
+    below = logits / np.float32(temperature)
+    below = below - below.max(1, keepdims=True)
+    logs: np.ndarray = below - np.log(np.exp(below).sum(1, keepdims=True))
+    return logs

@@ -1,4 +1,4 @@
-"""Metrics as plain-text tables for the console."""
+"""Scores as plain text for the console."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from typing import Any
 
 from indictune.console_text import table
 from indictune.evaluation.breakdown import Breakdown, Group
+from indictune.evaluation.score_names import RATIOS
 
 
-def scores_table(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
+def metrics_tables(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
     """Lay out examples and some scores, a line for each language and a last one for all rows together.
 
+    Where labels have scores, a second table has precision, recall, F1 and support of each label of the model.
+
     Args:
-        metrics: a block of `metrics.json` with `per_language`.
+        metrics: a block of `metrics.json`.
         names: of the scores.
     """
+    columns = ("num_examples", *names)
+    languages = [[name, *_cells(row, columns)] for name, row in metrics["per_language"].items()]
+    tables = [table(["language", "examples", *names], languages, footer=["all", *_cells(metrics, columns)])]
+    if "per_label" in metrics:
+        ratios = (*RATIOS, "support")
+        labels = [[label, *_cells(row, ratios)] for label, row in metrics["per_label"].items()]
+        tables.append(table(["label", *ratios], labels))
+    return "\n\n".join(tables)
 
-    def line(language: str, row: Mapping[str, Any]) -> list[str]:
-        return [language, *(_cell(row[name]) for name in ("num_examples", *names))]
 
-    languages = [line(language, row) for language, row in metrics["per_language"].items()]
-    return table(["language", "examples", *names], languages, footer=line("all", metrics))
-
-
-def per_label_table(metrics: Mapping[str, Any]) -> str:
-    """Lay out precision, recall, F1 and support, a line for each label of the model.
-
-    Args:
-        metrics: a block of `metrics.json` with `per_label`.
-    """
-    names = ("precision", "recall", "f1", "support")
-    labels = [[label, *(_cell(row[name]) for name in names)] for label, row in metrics["per_label"].items()]
-    return table(["label", *names], labels)
+def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    values = (row[name] for name in names)
+    return [f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in values]
 
 
 def in_sentences(breakdown: Breakdown) -> str:
@@ -61,7 +60,3 @@ def in_sentences(breakdown: Breakdown) -> str:
         lines.append(f"answers written by the model: {written.overall.num_examples:,}, exact match {same:.4f}")
         lines.append(in_sentences(written))
     return "\n".join(lines)
-
-
-def _cell(value: float | int) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -1,19 +1,49 @@
-"""Names of the scores in a breakdown, as `--metric_for_best_model` takes them.
+"""The scores of a breakdown by name: in `metrics.json`, and as `--metric_for_best_model` takes them.
 
-Such as `macro_f1_hi`, `recall_negative` and `recall_negative_hi`.
+Names of the latter are such as `macro_f1_hi`, `recall_negative` and `recall_negative_hi`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from indictune.evaluation.breakdown import Breakdown
-from indictune.evaluation.metrics import without_markup
+from indictune.evaluation.breakdown import Breakdown, Group, LabelScores
 
 RATIOS = ("precision", "recall", "f1")  # of each label
 WORST = "worst_language_"
 WRITTEN = ("chrf", "exact_match")  # of answers that a language model writes
+_MARKUP = re.compile(r"[\x00-\x1f\x7f<>&|`\[\]()\\:\"'!*#]")
+
+
+def block_of(found: Breakdown, scores_of: Callable[[Group], Mapping[str, float]]) -> dict[str, Any]:
+    """The block of `metrics.json` that all tasks have: `num_examples`, `loss`, the scores, and `per_language`.
+
+    Args:
+        found: by an evaluation.
+        scores_of: the scores of a group by name.
+    """
+    per_language = {
+        language: {"num_examples": group.num_examples, **scores_of(group)}
+        for language, group in found.by["language"].items()
+    }
+    overall = {"num_examples": found.overall.num_examples, "loss": found.loss, **scores_of(found.overall)}
+    return overall | {"per_language": per_language}
+
+
+def label_block(per_label: Mapping[str, LabelScores]) -> dict[str, dict[str, float]]:
+    """`<label>.{precision,recall,f1,support}`, as `metrics.json` has them."""
+    return {
+        label: {name: getattr(scores, name).value for name in RATIOS} | {"support": scores.support}
+        for label, scores in per_label.items()
+    }
+
+
+def without_markup(name: str) -> str:
+    """A language or label in a metric's name. The Trainer's model card would take some characters for markup."""
+    return _MARKUP.sub("_", name)
 
 
 def score_names(

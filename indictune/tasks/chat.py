@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -30,11 +31,9 @@ from indictune.data.row_choice import mixture_of, split_of
 from indictune.data.tokenizer_health import language_table
 from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
-from indictune.evaluation.breakdown import Breakdown, break_down
-from indictune.evaluation.console_tables import scores_table
-from indictune.evaluation.score_names import WORST, WRITTEN
-from indictune.evaluation.sums import answers
+from indictune.evaluation.breakdown import Breakdown, Group, break_down
+from indictune.evaluation.score_names import WORST, WRITTEN, block_of
+from indictune.evaluation.sum_scores import answers
 from indictune.models.adapters import continues_texts
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer, positions_of
@@ -196,6 +195,8 @@ def _origins(chats: Chats, split: str) -> Origins:
 class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
+    METRICS = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
+
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
         self.pad_token_id = pad_token_id
         self.dtype = dtype
@@ -211,26 +212,38 @@ class Answers(Objective):
         outputs = model(**inputs, fused_lm_head=True)
         return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
 
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])
-
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         for loss, tokens, right in zip(*(each.tolist() for each in results), strict=True):
             yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_right": right}
 
     def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        return break_down("answers", row_facts(dataset, scripts), answers(*results), lower_is_better=True)
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        scorer, facts = answers(*results), row_facts(dataset, scripts)
+        found = break_down("answers", facts, scorer, lower_is_better=True, draws=draws)
+        return replace(found, loss=found.overall.scores["loss"].value)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        return block_of(found, _answer_metrics)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return flatten_answers(block)
-
-    def tables(self, block: dict[str, Any]) -> str:
-        return scores_table(block, ("num_tokens", "loss", "perplexity", "answer_token_accuracy"))
+        return {name: block[name] for name in self.METRICS if name != "num_tokens"}
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, AutoModelForCausalLM, self.dtype)
+
+
+def _answer_metrics(group: Group) -> dict[str, float]:
+    """The tokens that count, loss (nats a token), its exponential and accuracy: NaN without a token."""
+    count = group.counts["num_tokens"]
+    loss, accuracy = (group.scores[name].value if count else math.nan for name in ANSWER_SCORES)
+    with np.errstate(over="ignore"):  # infinite where Python's own exp would fail
+        perplexity = float(np.exp(loss))
+    return {"num_tokens": count, "loss": loss, "perplexity": perplexity, "answer_token_accuracy": accuracy}
 
 
 def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:

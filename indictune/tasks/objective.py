@@ -13,6 +13,8 @@ from torch import nn
 
 from indictune.data.collation import Row
 from indictune.evaluation.breakdown import Breakdown, RowFacts
+from indictune.evaluation.console_tables import metrics_tables
+from indictune.evaluation.score_names import block_of
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 
@@ -32,10 +34,12 @@ class Objective(ABC):
     """How a model of one task is trained and scored.
 
     Attributes:
+        METRICS: scores of all rows and of each language, in `metrics.json` and in tables.
         loss: of a micro-batch; None if the trainer has its own.
         keeps_scores: whether `measure` keeps all that `predictions` and `breakdown` need.
     """
 
+    METRICS: tuple[str, ...] = ()
     loss: SharedLoss | None = None
     keeps_scores: bool = False
 
@@ -47,37 +51,40 @@ class Objective(ABC):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
 
+    def fit(self, dataset: Dataset, results: Sequence[np.ndarray]) -> None:  # noqa: B027, most tasks fit nothing
+        """Fit what the validation rows decide, such as a threshold, before they are scored; see `breakdown`."""
+
     @abstractmethod
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        """The block of `metrics.json` of an evaluation.
+    def breakdown(
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        """The scores of an evaluation, which all others are taken from.
 
         Args:
             results: of `measure`, in the dataset's order.
-            is_validation: whether the rows may fit something, such as a threshold.
+            scripts: of each row, as of `scripts_of`; None if unknown.
+            draws: of the rows, for the intervals; 0 for none.
         """
 
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
-        """What the model makes of each row, for `predictions.jsonl`; arguments as of `score`. By default nothing."""
+        """What the model makes of each row, for `predictions.jsonl`. By default nothing."""
         return iter(())
 
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        """Scores for whom, for `evaluation.json`, after `score` of the same rows; None for a task without them.
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        """The block of `metrics.json` of an evaluation."""
+        return block_of(found, lambda group: {name: group.scores[name].value for name in self.METRICS})
 
-        Args:
-            results: of `measure`, in the dataset's order; without `keeps_scores`, nothing says how sure the model is.
-            scripts: of each row, as of `scripts_of`; None if unknown.
-        """
-        return None
-
-    @abstractmethod
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         """The numbers of a block that the Trainer logs and compares checkpoints by."""
+        return {name: block[name] for name in ("loss", *self.METRICS)}
 
-    @abstractmethod
     def tables(self, block: dict[str, Any]) -> str:
         """A block as tables for the console."""
+        return metrics_tables(block, self.METRICS)
 
     @abstractmethod
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:

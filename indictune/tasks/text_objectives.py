@@ -12,19 +12,11 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.evaluation.breakdown import Breakdown, Group, break_down
-from indictune.evaluation.calibration import (
-    calibration_of,
-    expected_calibration_error,
-    fit_temperature,
-    reliability,
-)
-from indictune.evaluation.confusion import Confusion, group_of_confusion
-from indictune.evaluation.console_tables import per_label_table, scores_table
-from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
-from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
-from indictune.evaluation.regression import regression_metrics
-from indictune.evaluation.sums import numbers, several_labels
+from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
+from indictune.evaluation.calibration import calibration_of, fit_temperature
+from indictune.evaluation.label_scores import best_threshold, one_label, several_labels
+from indictune.evaluation.score_names import WORST, label_block, without_markup
+from indictune.evaluation.sum_scores import numbers
 from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import Model
 from indictune.models.serving_tokenizer import serve_as_trained
@@ -50,11 +42,9 @@ class TextObjective(Objective):
 
     Attributes:
         kind: transformers' Auto class of the model.
-        METRICS: scores of a language and of all rows.
     """
 
     kind: type[Any] = AutoModelForSequenceClassification
-    METRICS: tuple[str, ...] = ()
 
     def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
         self.config = config
@@ -69,12 +59,6 @@ class TextObjective(Objective):
         if not (self.padded or evaluating):
             return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
-
-    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return {name: block[name] for name in ("loss", *self.METRICS)}
-
-    def tables(self, block: dict[str, Any]) -> str:
-        return scores_table(block, self.METRICS)
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
@@ -94,6 +78,8 @@ def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Ten
 class SingleLabel(TextObjective):
     """One of several labels."""
 
+    METRICS = ("accuracy", "macro_f1")
+
     def __init__(
         self,
         config: PreTrainedConfig,
@@ -112,20 +98,9 @@ class SingleLabel(TextObjective):
         scores = logits.float().log_softmax(-1)
         return logits.argmax(-1), row_losses(logits, labels), scores if self.keeps_scores else scores.amax(-1)
 
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        predicted, losses, scores = results
-        references = np.asarray(dataset["labels"][:])
-        if self.keeps_scores and is_validation:
-            self.temperature = fit_temperature(scores, references)
-        block = classification_metrics(
-            predictions=predicted,
-            references=references,
-            losses=losses,
-            languages=dataset["language"][:],
-            label_names=self._class_names,
-        )
-        best = scores.max(1) if self.keeps_scores else scores
-        return block | {"ece": expected_calibration_error(reliability(np.exp(best), predicted == references))}
+    def fit(self, dataset: Dataset, results: Sequence[np.ndarray]) -> None:
+        if self.keeps_scores:
+            self.temperature = fit_temperature(results[2], np.asarray(dataset["labels"][:]))
 
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         names = self._class_names
@@ -137,23 +112,29 @@ class SingleLabel(TextObjective):
             yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
 
     def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        predicted, _, logs = results
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        predicted, losses, logs = results
         references, names = np.asarray(dataset["labels"][:]), self._class_names
+        scorer, facts = one_label(references, predicted, names), row_facts(dataset, scripts)
+        calibration = calibration_of(logs, predicted == references, self.temperature)
+        return break_down("single_label", facts, scorer, names, calibration, loss=mean_loss(losses), draws=draws)
 
-        def group(rows: np.ndarray) -> Group:
-            return group_of_confusion(Confusion.of_rows(references[rows], predicted[rows], len(names)), names)
-
-        is_right = predicted == references
-        calibration = calibration_of(logs, is_right, self.temperature) if logs.ndim == 2 else None  # not in training
-        return break_down("single_label", row_facts(dataset, scripts), group, names, calibration)
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        assert found.calibration is not None
+        worst = {f"{WORST}{found.score}": found.by["language"][found.worst_language].scores[found.score].value}
+        labels = {"per_label": label_block(found.overall.per_label)}
+        return super().metrics(found) | worst | labels | {"ece": found.calibration.ece}
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return flatten_for_trainer(block) | {"ece": block["ece"]}
-
-    def tables(self, block: dict[str, Any]) -> str:
-        return f"{scores_table(block, ('accuracy', 'macro_f1'))}\n\n{per_label_table(block)}"
+        languages, labels = block["per_language"].items(), block["per_label"].items()
+        more = {name: block[name] for name in ("worst_language_macro_f1", "ece")}
+        more |= {f"macro_f1_{without_markup(language)}": row["macro_f1"] for language, row in languages}
+        return super().flatten(block) | more | {f"f1_{without_markup(label)}": row["f1"] for label, row in labels}
 
     def fitted(self) -> dict[str, Any]:
         """The temperature that is best on the validation rows."""
@@ -176,19 +157,20 @@ class Regression(TextObjective):
         logits, labels = read_texts(model, inputs)
         return logits[:, 0].float(), self.loss.each(logits, labels)
 
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        predicted, losses = results
-        return regression_metrics(predicted, np.asarray(dataset["labels"][:]), losses, dataset["language"][:])
-
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         for label, predicted in zip(dataset["labels"][:], results[0].tolist(), strict=True):
             yield {"label": label, "predicted": predicted}
 
     def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        scored = numbers(results[0], np.asarray(dataset["labels"][:]))
-        return break_down("regression", row_facts(dataset, scripts), scored)
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        predicted, losses = results
+        scorer, facts = numbers(predicted, np.asarray(dataset["labels"][:])), row_facts(dataset, scripts)
+        return break_down("regression", facts, scorer, loss=mean_loss(losses), draws=draws)
 
 
 class MultiLabel(TextObjective):
@@ -207,13 +189,8 @@ class MultiLabel(TextObjective):
         logits, labels = read_texts(model, inputs)
         return logits.float().sigmoid(), self.loss.each(logits, labels)
 
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        probabilities, losses = results
-        references = np.asarray(dataset["labels"][:], dtype=np.int64)
-        if is_validation:
-            self.threshold = best_threshold(probabilities, references)
-        languages = dataset["language"][:]
-        return multi_label_metrics(probabilities, references, losses, languages, self._class_names, self.threshold)
+    def fit(self, dataset: Dataset, results: Sequence[np.ndarray]) -> None:
+        self.threshold = best_threshold(results[0], np.asarray(dataset["labels"][:], dtype=np.int64))
 
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         names = self._class_names
@@ -223,13 +200,20 @@ class MultiLabel(TextObjective):
             yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
 
     def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        scored = several_labels(results[0] >= self.threshold, np.asarray(dataset["labels"][:]), self._class_names)
-        return break_down("multi_label", row_facts(dataset, scripts), scored, self._class_names)
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        probabilities, losses = results
+        references, names = np.asarray(dataset["labels"][:]), self._class_names
+        scorer, facts = several_labels(probabilities >= self.threshold, references, names), row_facts(dataset, scripts)
+        return break_down("multi_label", facts, scorer, names, loss=mean_loss(losses), draws=draws)
 
-    def tables(self, block: dict[str, Any]) -> str:
-        return f"{super().tables(block)}\n\n{per_label_table(block)}"
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        more = {"threshold": self.threshold, "per_label": label_block(found.overall.per_label)}
+        return super().metrics(found) | more
 
     def fitted(self) -> dict[str, Any]:
         """The threshold that is best on the validation rows."""

@@ -26,9 +26,9 @@ from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split
 from indictune.data.text.tokenisation import check_lengths
 from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
-from indictune.evaluation.breakdown import Breakdown, break_down
-from indictune.evaluation.entities import entity_kinds, entity_metrics, entity_scores, predicted_tags
-from indictune.evaluation.score_names import RATIOS
+from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
+from indictune.evaluation.entity_scores import entities, entity_kinds, predicted_tags
+from indictune.evaluation.score_names import RATIOS, label_block
 from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
@@ -38,6 +38,7 @@ from indictune.tasks.text_objectives import TextObjective
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
 
 class TokenTags(TextObjective):
     """The tag of each word. Entities are compared whole, as seqeval does."""
@@ -53,11 +54,6 @@ class TokenTags(TextObjective):
         losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
         return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
 
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        predicted, losses = results
-        tags, is_read, languages = (dataset[name][:] for name in ("tags", "is_read", "language"))
-        return entity_metrics(predicted, losses, tags, is_read, languages, class_names(self.config))
-
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         names = class_names(self.config)
         given = predicted_tags(results[0], dataset["is_read"][:], names)
@@ -65,11 +61,20 @@ class TokenTags(TextObjective):
             yield {"label": [names[tag] for tag in tags], "predicted": predicted}
 
     def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None
-    ) -> Breakdown | None:
-        names = class_names(self.config)
-        scored = entity_scores(results[0], dataset["tags"][:], dataset["is_read"][:], names)
-        return break_down("entities", row_facts(dataset, scripts), scored, names)
+        self,
+        dataset: Dataset,
+        results: Sequence[np.ndarray],
+        scripts: Sequence[str] | None = None,
+        draws: int = 0,
+    ) -> Breakdown:
+        names, (predicted, losses) = class_names(self.config), results
+        scorer = entities(predicted, dataset["tags"][:], dataset["is_read"][:], names)
+        loss = mean_loss(losses, max(1, sum(map(sum, dataset["is_read"][:]))))
+        return break_down("entities", row_facts(dataset, scripts), scorer, names, loss=loss, draws=draws)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        seen = {kind: each for kind, each in found.overall.per_label.items() if each.support or each.predicted}
+        return super().metrics(found) | found.overall.counts | {"per_entity": label_block(seen)}
 
 
 Plan = RunPlan[DataArguments, Args]

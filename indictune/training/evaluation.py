@@ -34,11 +34,13 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
         Stopped: a rank was asked to stop.
     """
     began = time.time()
-    results = measured_rows(trainer, dataset)
-    detailed = trainer.objective.score(dataset, results, dataset is trainer.eval_dataset)
+    results, objective = measured_rows(trainer, dataset), trainer.objective
+    if dataset is trainer.eval_dataset:
+        objective.fit(dataset, results)
+    detailed = objective.metrics(objective.breakdown(dataset, results))
     trainer.detailed_metrics[prefix] = detailed
-    trainer.measured = results if trainer.objective.keeps_scores else None
-    flat = trainer.objective.flatten(detailed)
+    trainer.measured = results if objective.keeps_scores else None
+    flat = objective.flatten(detailed)
     if trainer.is_in_train and (asked := asked_metric(trainer)) not in flat:
         flat |= _score_of_some(trainer, dataset, results, asked)
     metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
@@ -62,9 +64,10 @@ def _score_of_some(
 ) -> dict[str, float]:
     """The score of a language, script, range of lengths or label, or of written answers, by its name."""
     found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
-    if found is not None and name.removeprefix(WORST).startswith(WRITTEN) and trainer.samples is not None:
-        found = replace(found, written=scores_of_samples(trainer.samples, answers_to(trainer, trainer.samples)))
-    return {each: score for each, score in named_scores(found).items() if each == name} if found else {}
+    if name.removeprefix(WORST).startswith(WRITTEN) and trainer.samples is not None:
+        answers = answers_to(trainer, trainer.samples)
+        found = replace(found, written=scores_of_samples(trainer.samples, answers, draws=0))
+    return {each: score for each, score in named_scores(found).items() if each == name}
 
 
 def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:

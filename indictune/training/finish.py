@@ -34,10 +34,9 @@ from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.baseline import add_baseline
-from indictune.training.data_facts import data_facts
 from indictune.training.evaluation import prepared_model
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.predictions import Findings
+from indictune.training.findings import Findings, data_facts
 from indictune.training.samples import write_samples
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps

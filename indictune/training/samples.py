@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.evaluation.breakdown import Breakdown, break_down
-from indictune.evaluation.written_answers import written_answers
+from indictune.evaluation.intervals import RESAMPLES
+from indictune.evaluation.sum_scores import written_answers
 from indictune.files import SAMPLES, write_whole
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
@@ -52,10 +53,10 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     write_whole(run.output_dir / SAMPLES, "".join(lines))
 
 
-def scores_of_samples(samples: Samples, answers: Sequence[str]) -> Breakdown:
-    """The scores of written answers, for whom they are."""
+def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RESAMPLES) -> Breakdown:
+    """The scores of written answers, for whom they are; `draws` as of `break_down`."""
     references = [messages[-1]["content"] for messages in samples.chats]
-    return break_down("written_answers", samples.facts(), written_answers(answers, references))
+    return break_down("written_answers", samples.facts(), written_answers(answers, references), draws=draws)
 
 
 def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:

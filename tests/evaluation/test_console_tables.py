@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from indictune.console_text import display_width
-from indictune.evaluation.console_tables import per_label_table, scores_table
+from indictune.evaluation.console_tables import metrics_tables
 
 METRICS: dict[str, Any] = {
     "num_examples": 1_234_567,
@@ -73,20 +73,18 @@ ta               1           0     nan         nan
 all          1,234      98,765  1.5000      4.4817"""
 
 
-def test_languages_with_all_rows_together_at_the_end() -> None:
-    assert scores_table(METRICS, ("accuracy", "macro_f1")) == PER_LANGUAGE
+def test_languages_with_all_rows_together_at_the_end_and_then_labels() -> None:
+    tables = metrics_tables(METRICS, ("accuracy", "macro_f1"))
+    assert tables == f"{PER_LANGUAGE}\n\n{PER_LABEL}"
+    # Labels in wide and combining scripts are aligned.
+    assert {display_width(line) for line in tables.split("\n\n")[1].splitlines()} == {46}
 
 
 def test_answers_by_language_with_all_rows_together_at_the_end() -> None:
-    assert scores_table(ANSWERS, ("num_tokens", "loss", "perplexity")) == ANSWERS_BY_LANGUAGE
-
-
-def test_labels_in_wide_and_combining_scripts_are_aligned() -> None:
-    table = per_label_table(METRICS)
-    assert table == PER_LABEL
-    assert {display_width(line) for line in table.splitlines()} == {46}
+    assert metrics_tables(ANSWERS, ("num_tokens", "loss", "perplexity")) == ANSWERS_BY_LANGUAGE
 
 
 def test_a_name_wider_than_its_header_widens_the_column() -> None:
-    metrics = METRICS | {"per_language": {"a-long-language-name": METRICS["per_language"]["hi"]}}
-    assert {display_width(line) for line in scores_table(metrics, ("accuracy", "macro_f1")).splitlines()} == {51}
+    metrics: dict[str, Any] = {"num_examples": 1, "accuracy": 0.5}
+    metrics |= {"per_language": {"a-long-language-name": METRICS["per_language"]["hi"]}}
+    assert {display_width(line) for line in metrics_tables(metrics, ("accuracy",)).splitlines()} == {41}

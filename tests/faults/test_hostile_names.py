@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer, TrainerState
+from transformers import AutoModel, AutoTokenizer, BertConfig, TrainerState
 
 from indictune.checkpoint import store
 from indictune.checkpoint.resume import ResumePoint, best_of, check_trusted
@@ -27,7 +27,6 @@ from indictune.console_text import printable, table
 from indictune.data.load_rows import load_splits
 from indictune.data.read import hub_datasets
 from indictune.errors import UserError
-from indictune.evaluation.metrics import flatten_for_trainer
 from indictune.hub.push import published
 from indictune.models import builtin
 from indictune.models.adapters import base_of
@@ -35,11 +34,13 @@ from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
+from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.callbacks.restore_progress import RestoreProgress
 from tests.checkpoint.test_store import write
 from tests.faults import hostile
 from tests.faults.canaries import model_in
 from tests.faults.hostile import ROWS
+from tests.models.tiny import words_tokenizer
 from tests.ranks.launching import SCRIPT, python, start, torchrun
 from tests.refusals import refused
 
@@ -593,16 +594,20 @@ def test_a_label_of_two_lines_is_one_row_of_a_table() -> None:
     "language", ["<img src=x>", "[a](javascript:b)", "| a |", "`a`", "a\n---\n# b", "a\0b", "a: [b"]
 )
 def test_a_language_is_no_markup_in_what_the_trainer_writes(language: str) -> None:
-    overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
-    metrics = {**overall, "per_language": {language: {"macro_f1": 0.5}}, "per_label": {language: {"f1": 0.5}}}
-    names = flatten_for_trainer(metrics).keys() - overall.keys()
+    names = flat_names([language], [language])
     assert len(names) == 2
     assert not {letter for name in names for letter in name} & set("<>[]()|`\n\0:#")
 
 
 def test_ordinary_languages_keep_their_names() -> None:
-    overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
     languages = ("hi", "te-Telu", "हिन्दी", "und", "zh_CN.a")
-    per_language = {key: {"macro_f1": 0.5} for key in languages}
-    flat = flatten_for_trainer({**overall, "per_language": per_language, "per_label": {}})
-    assert flat.keys() - overall.keys() == {f"macro_f1_{language}" for language in languages}
+    assert flat_names(languages, []) == {f"macro_f1_{language}" for language in languages}
+
+
+def flat_names(languages: Sequence[str], labels: Sequence[str]) -> set[str]:
+    """What the Trainer calls the scores of these languages and labels."""
+    of_all = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1", "ece"), 0.5)
+    scores = {"per_language": {language: {"macro_f1": 0.5} for language in languages}}
+    scores |= {"per_label": {label: {"f1": 0.5} for label in labels}}
+    config = BertConfig(vocab_size=64, id2label={0: "a", 1: "b"})
+    return SingleLabel(config, words_tokenizer()).flatten(of_all | scores).keys() - of_all.keys()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from indictune.evaluation import sums
-from indictune.evaluation.breakdown import Group, RowFacts, as_json, break_down
+from indictune.evaluation.breakdown import RowFacts, Scorer, as_json, break_down
 from indictune.evaluation.calibration import calibration_of
-from indictune.evaluation.confusion import Confusion, group_of_confusion
+from indictune.evaluation.entity_scores import entities
+from indictune.evaluation.label_scores import one_label, several_labels
+from indictune.evaluation.sum_scores import answers, numbers
 from tests.hub.folders import LABELS, METRICS, RECIPE, model_folder
 
 TEXTS = {"hi": "यह अच्छा नहीं था", "te": "ఇది బాగా లేదు", "ta": "இது நன்றாக இல்லை"}
@@ -38,11 +38,14 @@ def run_folder(folder: Path, languages: tuple[str, ...] = tuple(TEXTS), labels: 
     logs = np.log(np.full((60, len(labels)), 0.3 / (len(labels) - 1)))
     logs[np.arange(60), predicted] = np.log(0.7)
 
-    def group(rows: np.ndarray) -> Group:
-        return group_of_confusion(Confusion.of_rows(right[rows], predicted[rows], len(labels)), list(labels))
-
     facts = RowFacts(of_row, ["native"] * 60, np.arange(60) + 1)
-    found = break_down("single_label", facts, group, labels, calibration_of(logs, right == predicted, 1.5))
+    found = break_down(
+        "single_label",
+        facts,
+        one_label(right, predicted, labels),
+        labels,
+        calibration_of(logs, right == predicted, 1.5),
+    )
     mistakes = [
         {"split": "test", "number": row, "row": f"/home/me/secret/test.csv:{row}", "language": language,
          "script": "native", "label": labels[0], "predicted": labels[1], "wrongness": 0.875,
@@ -85,13 +88,14 @@ def baseline(first: float, second: float, interval: tuple[float, float]) -> dict
 def of_kind(folder: Path, kind: str) -> Path:
     """Of a run of another task, with 12 rows of which each is a mistake."""
     rows, ones = np.arange(12.0), np.ones((12, 2), np.int64)
-    scored: dict[str, Callable[[np.ndarray], Group]] = {
-        "regression": sums.numbers(rows, rows[::-1]),
-        "multi_label": sums.several_labels(ones, 1 - ones, ["a", "b"]),
-        "entities": sums.entities(ones, ones, 0 * ones, ["PER", "LOC"]),
-        "answers": sums.answers(rows + 1, rows + 1, rows),
+    tags = [[0, 1]] * 12
+    scored: dict[str, Scorer] = {
+        "regression": numbers(rows, rows[::-1]),
+        "multi_label": several_labels(ones, 1 - ones, ["a", "b"]),
+        "entities": entities(1 - np.array(tags), tags, [[True, True]] * 12, ["B-PER", "B-LOC"]),
+        "answers": answers(rows + 1, rows + 1, rows),
     }
-    answers: dict[str, dict[str, Any]] = {
+    predicted: dict[str, dict[str, Any]] = {
         "regression": {"label": 1.5, "predicted": -2.25},
         "multi_label": {"label": [], "predicted": ["a", "b"]},
         "entities": {"label": ["B-PER", "O"], "predicted": ["O", "O"]},
@@ -99,7 +103,7 @@ def of_kind(folder: Path, kind: str) -> Path:
     }
     facts = RowFacts(["hi", "ta"] * 6, None, np.arange(12) + 1)
     found = break_down(kind, facts, scored[kind], ["a", "b"], lower_is_better=kind == "answers")
-    row = {"split": "test", "number": 0, "language": "hi", "text": "Asha came", "wrongness": 0.5, **answers[kind]}
+    row = {"split": "test", "number": 0, "language": "hi", "text": "Asha came", "wrongness": 0.5, **predicted[kind]}
     if kind == "answers":
         written = break_down("written_answers", facts, scored["regression"])
         found = replace(found, written=written)

@@ -1,8 +1,9 @@
-"""Write what an evaluation finds: `predictions.jsonl`, a line for each row, `evaluation.json`, and `mistakes.json`."""
+"""What a run finds in its rows: `predictions.jsonl`, `evaluation.json`, `mistakes.json`, facts for `metrics.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -13,11 +14,13 @@ from datasets import Dataset
 
 from indictune.data.languages import scripts_of
 from indictune.evaluation.breakdown import EVALUATION, Breakdown, as_json
+from indictune.evaluation.intervals import RESAMPLES
 from indictune.evaluation.mistakes import MISTAKES, Mistakes
 from indictune.files import PREDICTIONS, LineFile, json_line, write_json
+from indictune.hub.public_text import without_folders
 from indictune.run import Run
 from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import Origins
+from indictune.tasks.protocol import Origins, Tokens
 
 _ROWS_AT_ONCE = 10_000
 
@@ -74,9 +77,7 @@ class Findings:
             return
         self.results = results
         scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
-        found = objective.breakdown(dataset, results, scripts)
-        if found is not None:
-            self.breakdowns[split] = replace(found, written=written)
+        self.breakdowns[split] = replace(objective.breakdown(dataset, results, scripts, RESAMPLES), written=written)
         for row, text in _rows(objective, split, dataset, results, origins, scripts):
             self._lines.append(json_line(row))
             self._mistakes.add(row, text)
@@ -103,10 +104,37 @@ def _rows(
             about: dict[str, Any] = {"split": split, "number": start + at}
             text = next(texts, "")
             if origins is not None and scripts is not None:
-                about |= {"row": origins.location(start + at), "id": text_id(text), "script": scripts[start + at]}
+                about |= {"row": origins.location(start + at), "id": digest(text), "script": scripts[start + at]}
             yield about | {"language": languages[at], "length": lengths[at]} | predicted, text
 
 
-def text_id(text: str) -> str:
+def digest(text: str) -> str:
     """The id of a text, 16 hexadecimal digits, equal in all runs."""
     return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metrics.json` says of the training rows: their number, languages and labels, and the notes on all rows.
+
+    It names no folder.
+
+    Args:
+        tokens: of the run.
+        config: of the model, with the label names of a classifier.
+        given: what the user chose, which names files.
+    """
+    train = tokens.train
+    values = [value for name, value in given.items() if name.endswith(("_file", "_files", "dataset_name"))]
+    paths = [str(each) for value in values for each in (value if isinstance(value, list) else [value])]
+    counts: dict[str, Any] = {"rows": _row_count(train)}
+    if "language" in train.column_names:
+        counts["languages"] = dict(sorted(Counter(train["language"][:]).items()))
+    if str(getattr(train.features.get("labels"), "dtype", "")).startswith("int"):  # one label a row
+        numbered = Counter(train["labels"][:])
+        counts["labels"] = {config.id2label[number]: numbered[number] for number in sorted(numbered)}
+    return counts | {"notes": [without_folders(note, paths) for note in tokens.notes]}
+
+
+def _row_count(train: Dataset) -> int:
+    """A packed row of chats holds several. A long text in several windows is one."""
+    return sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)

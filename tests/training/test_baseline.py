@@ -11,11 +11,10 @@ from datasets import Dataset
 
 from indictune.config.recipe import Recipe
 from indictune.errors import Problems
-from indictune.evaluation import baseline
-from indictune.evaluation.baseline import chosen_rows, predicted_by_ngrams
 from indictune.run import Run
 from indictune.tasks.protocol import Origins, Tokens
-from indictune.training.baseline import add_baseline
+from indictune.training import baseline
+from indictune.training.baseline import add_baseline, chosen_rows, predicted_by_ngrams
 
 GOOD, BAD = ["बहुत अच्छी फिल्म", "romba nalla padam", "great film"], ["बेकार फिल्म", "mosam padam", "bad film"]
 

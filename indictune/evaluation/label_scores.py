@@ -1,0 +1,182 @@
+"""Precision, recall and F1 of labels: of one label a row, and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indictune.evaluation.breakdown import MAX_CONFUSED, Group, LabelScores, Scorer
+from indictune.evaluation.intervals import RESAMPLES, estimate, estimates, ratio, resampled_counts, resampled_sums
+
+THRESHOLDS = [percent / 100 for percent in range(5, 96)]
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Of each label, how often it is right, predicted, and both; each [labels] or [draws, labels]."""
+
+    present: np.ndarray
+    predicted: np.ndarray
+    hits: np.ndarray
+
+    def scores(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Precision, recall and F1; a ratio without a denominator is 0."""
+        both = self.present + self.predicted
+        return ratio(self.hits, self.predicted), ratio(self.hits, self.present), ratio(2 * self.hits, both)
+
+    def macro(self, each: np.ndarray) -> np.ndarray:
+        """The mean over the labels that the rows have or that were predicted."""
+        counts = self.present + self.predicted > 0
+        return ratio((each * counts).sum(-1), counts.sum(-1))
+
+    def micro(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """F1, precision and recall of all labels together."""
+        present, predicted, hits = (each.sum(-1) for each in (self.present, self.predicted, self.hits))
+        return ratio(2 * hits, present + predicted), ratio(hits, predicted), ratio(hits, present)
+
+
+def scores_of_labels(counts: LabelCounts, drawn: LabelCounts, labels: Sequence[str]) -> dict[str, LabelScores]:
+    """The scores of each label, with intervals from the counts in drawn rows."""
+    columns = map(estimates, counts.scores(), drawn.scores())
+    support, predicted = counts.present.tolist(), counts.predicted.tolist()
+    rows = zip(*columns, support, predicted, strict=True)
+    return {label: LabelScores(*row) for label, row in zip(labels, rows, strict=True)}
+
+
+class Confusion:
+    """Rows of one label each, counted by label and predicted label.
+
+    Args:
+        present: label of each cell, int [cells].
+        predicted: predicted label of each cell, int [cells].
+        counts: of the rows in each cell, int [cells].
+        num_labels: of the model.
+    """
+
+    def __init__(self, present: np.ndarray, predicted: np.ndarray, counts: np.ndarray, num_labels: int) -> None:
+        self.counts, self.num_labels = counts, num_labels
+        self._present, self._predicted = present, predicted
+        self._hits = present == predicted
+
+    @classmethod
+    def of_rows(cls, references: np.ndarray, predictions: np.ndarray, num_labels: int) -> Confusion:
+        """The counts of rows with these class ids, int [rows] each."""
+        cells, counts = np.unique(np.asarray(references) * num_labels + predictions, return_counts=True)
+        return cls(*np.divmod(cells, num_labels), counts, num_labels)
+
+    def label_counts(self, counts: np.ndarray) -> LabelCounts:
+        """Counts of labels from counts of cells, [..., cells]."""
+        return LabelCounts(
+            self._summed(self._present, counts),
+            self._summed(self._predicted, counts),
+            self._summed(self._present[self._hits], counts[..., self._hits]),
+        )
+
+    def _summed(self, label_of_cell: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        summed = np.zeros((*counts.shape[:-1], self.num_labels), np.int64)
+        order = np.argsort(label_of_cell, kind="stable")
+        labels, starts = np.unique(label_of_cell[order], return_index=True)
+        if len(labels):
+            summed[..., labels] = np.add.reduceat(counts[..., order], starts, axis=-1)
+        return summed
+
+    def macro_f1(self, counts: np.ndarray) -> np.ndarray:
+        """The macro-F1 for counts of cells, [..., cells]."""
+        of_labels = self.label_counts(counts)
+        return of_labels.macro(of_labels.scores()[2])
+
+    def drawn(self, draws: int) -> LabelCounts:
+        """Counts of labels in drawn rows, [draws, labels]."""
+        parts = [self.label_counts(counts) for counts in resampled_counts(self.counts, draws)]
+        names = ("present", "predicted", "hits")
+        return LabelCounts(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def matrix(self) -> list[list[int]] | None:
+        """Rows by label and predicted label; None for more than 50 labels."""
+        if self.num_labels > MAX_CONFUSED:
+            return None
+        square = np.zeros((self.num_labels, self.num_labels), np.int64)
+        square[self._present, self._predicted] = self.counts
+        return [[int(count) for count in row] for row in square]
+
+
+def one_label(references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]) -> Scorer:
+    """Scores one label a row: macro-F1, precision, recall, accuracy, and those of each label.
+
+    The macro scores are means over the labels that the rows have or that were predicted. So a label that a language
+    never uses does not lower the macro-F1 of that language. A single wrong prediction of it counts as an F1 of 0.
+
+    Args:
+        references: class ids, int [rows].
+        predictions: class ids, int [rows].
+        labels: in the order of the class ids.
+    """
+    references, predictions = np.asarray(references), np.asarray(predictions)
+
+    def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
+        confusion = Confusion.of_rows(references[rows], predictions[rows], len(labels))
+        counts, drawn = confusion.label_counts(confusion.counts), confusion.drawn(draws)
+        columns = zip(counts.scores(), drawn.scores(), strict=True)
+        precision, recall, f1 = (estimate(float(counts.macro(a)), drawn.macro(b)) for a, b in columns)
+        accuracy = estimate(counts.hits.sum() / len(rows), drawn.hits.sum(1) / len(rows))
+        scores = {"macro_f1": f1, "macro_precision": precision, "macro_recall": recall, "accuracy": accuracy}
+        return Group(len(rows), scores, scores_of_labels(counts, drawn, labels), confusion.matrix())
+
+    return group
+
+
+def several_labels(predicted: np.ndarray, references: np.ndarray, labels: Sequence[str]) -> Scorer:
+    """Scores several labels a row, bool or 0 and 1 [rows, labels]: micro-F1, macro-F1, and those of each label."""
+
+    def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
+        given, right = predicted[rows] > 0, references[rows] > 0
+        return group_of_counts(right, given, right & given, labels, ("micro_f1", "macro_f1"), draws)
+
+    return group
+
+
+def group_of_counts(
+    present: np.ndarray,
+    predicted: np.ndarray,
+    hits: np.ndarray,
+    labels: Sequence[str],
+    names: tuple[str, str | None],
+    draws: int,
+) -> Group:
+    """Scores from the counts of each row, [rows, labels].
+
+    Args:
+        names: of the F1 over all counts, and of the mean F1 of the labels; None leaves that out.
+        draws: of rows, for the intervals.
+    """
+    parts = (present, predicted, hits)
+    if labels:
+        drawn = LabelCounts(*(resampled_sums(list(part.T), draws) for part in parts))
+    else:
+        drawn = LabelCounts(*(np.zeros((min(draws, 1), 0)),) * 3)
+    counts = LabelCounts(*(part.sum(0, dtype=np.int64) for part in parts))
+    micro, macro = names
+    columns = zip((micro, "precision", "recall"), counts.micro(), drawn.micro(), strict=True)
+    scores = {name: estimate(float(value), sample) for name, value, sample in columns}
+    if macro is not None:
+        scores[macro] = estimate(counts.scores()[2].mean(), drawn.scores()[2].mean(-1))
+    return Group(len(present), scores, scores_of_labels(counts, drawn, labels))
+
+
+def best_threshold(probabilities: np.ndarray, references: np.ndarray) -> float:
+    """The threshold of 0.05, 0.06 .. 0.95 with the best micro-F1; of equal ones the nearest to 0.5.
+
+    Args:
+        probabilities: float [rows, labels].
+        references: 0 or 1 [rows, labels].
+    """
+    right = references > 0
+
+    def micro_f1(threshold: float) -> float:
+        given = probabilities >= threshold
+        return float(ratio(2 * (given & right).sum(), given.sum() + right.sum()))
+
+    by_distance: list[float] = sorted(THRESHOLDS, key=lambda threshold: abs(threshold - 0.5))
+    return max(by_distance, key=micro_f1)
