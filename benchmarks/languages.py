@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.environment import RESULTS, environment, write_results
 from indictune.console_text import table
-from indictune.data.languages import LATIN, languages_of, of_script
+from indictune.data.languages import LATIN, language_of_script, languages_of
 from indictune.versions import versions_of
 
 
@@ -51,7 +51,7 @@ def by_lingua_of_all_latin(texts: list[str]) -> list[str]:
 
 def by_script(texts: list[str]) -> list[str]:
     """The script alone, without a detector."""
-    return [of_script(text) for text in texts]
+    return [language_of_script(text) for text in texts]
 
 
 WAYS: dict[str, Callable[[list[str]], list[str]]] = {

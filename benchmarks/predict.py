@@ -38,8 +38,8 @@ from indictune.models.classifier import load_classifier as new_classifier
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.tiny_models import Size, build_tiny_bert, sample_rows
-from indictune.prediction.classifier import load_classifier
 from indictune.prediction.labelled_rows import label, text_batch
+from indictune.prediction.served_classifier import load_served_classifier
 from indictune.prediction.texts import WINDOW_ROWS
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64)
@@ -86,7 +86,7 @@ def measure(folder: Path, rows: list[str], repeats: int) -> dict[str, Any]:
     The batch sizes of the pipeline are tried on half of the rows. The two fastest take part in all repeats.
     """
     classify: Any = pipeline("text-classification", str(folder), device="cpu", dtype=torch.float32)
-    classifier = load_classifier(PredictArguments(model=str(folder), max_length=MAX_LENGTH))
+    classifier = load_served_classifier(PredictArguments(model=str(folder), max_length=MAX_LENGTH))
 
     def by_pipeline(some: list[str], batch_size: int) -> float:
         return speed(lambda: classify(some, batch_size=batch_size, truncation=True, top_k=None), len(some))

@@ -111,7 +111,7 @@ def _run_ours(stage: str, rows: str, tokenizer: Any) -> float:
     if stage == "ours_read_and_clean":
         return time.perf_counter() - started
     if stage == "ours_health":
-        from indictune.data.health import Split, measure
+        from indictune.data.health.row_health import Split, measure
 
         started = time.perf_counter()
         split = Split(splits.rows["train"], splits.rows["train"].texts)

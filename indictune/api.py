@@ -138,7 +138,7 @@ def predict(texts: Sequence[str], model: str | Path | Result, **flags: Any) -> l
     """
     from indictune.prediction import labelled_rows
 
-    return labelled_rows.predict(_folder(model), texts, **flags)
+    return labelled_rows.label_texts(_folder(model), texts, **flags)
 
 
 def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Loaded:

@@ -76,7 +76,10 @@ class ModelArguments(Checked):
         yield from super().check()
         for name in ("use_dora", "use_rslora", "modules_to_save"):
             if self.method == "full" and getattr(self, name):
-                yield problem("option-needs-adapter", f"--{name}")
+                way_out = "Use --method lora or qlora, or leave it out."
+                value = getattr(self, name)
+                given = " ".join(value) if isinstance(value, list) else "true"
+                yield problem("no-effect", f"--{name}", given, way_out, other="--method full")
 
 
 def file_words(files: Files) -> str:

@@ -87,9 +87,10 @@ def check_ranges(arguments: Any) -> list[Problem]:
         if given.get(name) not in (None, AUTO) and not given[name] >= smallest
     ]
     wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
-    found += [problem("share-expected", f"--{name}", given[name]) for name in wrong_shares]
+    below_1, accepts_all = "up to, not including, 1", "to 1, which accepts all"
+    found += [problem("share-expected", f"--{name}", given[name], range=below_1) for name in wrong_shares]
     wrong_limits = [name for name in LIMITS if given.get(name) is not None and not 0 <= given[name] <= 1]
-    return found + [problem("limit-expected", f"--{name}", given[name]) for name in wrong_limits]
+    return found + [problem("share-expected", f"--{name}", given[name], range=accepts_all) for name in wrong_limits]
 
 
 class Checked:

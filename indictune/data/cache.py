@@ -98,7 +98,7 @@ def write_through(path: Path) -> None:
 def _code_digest() -> str:
     """Digest of the code that reads, cleans and tokenises. It replaces a version number."""
     return hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     ).hexdigest()
 
 

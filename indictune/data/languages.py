@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,27 +19,75 @@ UNDETERMINED = "und"
 _SURE = 0.5  # a text as English as all others together
 _HEAD = 1000
 
-# Letters and signs of a script: first and last code point. Digits and danda are left out: other scripts borrow them.
-# A script stands for its largest language; name Marathi, Nepali or Assamese rows in a language column.
+# Script -> its largest language, and its letters and signs: first and last code point. Digits and danda are left out:
+# other scripts borrow them. Name Marathi, Nepali or Assamese rows in a language column.
 _SCRIPTS = {
-    "hi": ((0x0900, 0x0963), (0x0971, 0x097F)),
-    "bn": ((0x0980, 0x09E5), (0x09F0, 0x09F1)),
-    "pa": ((0x0A00, 0x0A65), (0x0A70, 0x0A7F)),
-    "gu": ((0x0A80, 0x0AE5),),
-    "or": ((0x0B00, 0x0B65), (0x0B70, 0x0B71)),
-    "ta": ((0x0B80, 0x0BE5),),
-    "te": ((0x0C00, 0x0C65),),
-    "kn": ((0x0C80, 0x0CE5),),
-    "ml": ((0x0D00, 0x0D65), (0x0D7A, 0x0D7F)),
-    "ur": ((0x0620, 0x065F), (0x066E, 0x06D3), (0x06FA, 0x06FF), (0x0750, 0x077F)),
-    LATIN: ((0x0041, 0x005A), (0x0061, 0x007A), (0x00C0, 0x024F), (0x1E00, 0x1EFF)),
+    "Devanagari": (
+        "hi",
+        (
+            (0x0900, 0x0963),
+            (0x0971, 0x097F),
+        ),
+    ),
+    "Bengali": (
+        "bn",
+        (
+            (0x0980, 0x09E5),
+            (0x09F0, 0x09F1),
+        ),
+    ),
+    "Gurmukhi": (
+        "pa",
+        (
+            (0x0A00, 0x0A65),
+            (0x0A70, 0x0A7F),
+        ),
+    ),
+    "Gujarati": ("gu", ((0x0A80, 0x0AE5),)),
+    "Oriya": (
+        "or",
+        (
+            (0x0B00, 0x0B65),
+            (0x0B70, 0x0B71),
+        ),
+    ),
+    "Tamil": ("ta", ((0x0B80, 0x0BE5),)),
+    "Telugu": ("te", ((0x0C00, 0x0C65),)),
+    "Kannada": ("kn", ((0x0C80, 0x0CE5),)),
+    "Malayalam": (
+        "ml",
+        (
+            (0x0D00, 0x0D65),
+            (0x0D7A, 0x0D7F),
+        ),
+    ),
+    "Arabic": (
+        "ur",
+        (
+            (0x0620, 0x065F),
+            (0x066E, 0x06D3),
+            (0x06FA, 0x06FF),
+            (0x0750, 0x077F),
+        ),
+    ),
+    "Latin": (
+        LATIN,
+        (
+            (0x0041, 0x005A),
+            (0x0061, 0x007A),
+            (0x00C0, 0x024F),
+            (0x1E00, 0x1EFF),
+        ),
+    ),
 }
-_LANGUAGE_OF_LETTER = {
-    chr(code): language
-    for language, ranges in _SCRIPTS.items()
+_LANGUAGE_OF_SCRIPT = {script: language for script, (language, _) in _SCRIPTS.items()}
+_SCRIPT_OF_LETTER = {
+    chr(code): script
+    for script, (_, ranges) in _SCRIPTS.items()
     for first, last in ranges
     for code in range(first, last + 1)
 }
+NO_LETTERS = "no letters"
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
 _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
 
@@ -58,7 +107,7 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     script is `und`.
     """
     words = [_NOT_LANGUAGE.sub(" ", text) for text in texts]
-    languages = [of_script(text) for text in words]
+    languages = [language_of_script(text) for text in words]
     latin = [index for index, language in enumerate(languages) if language == LATIN]
     if latin:
         for index, is_english in zip(latin, _are_english([words[index] for index in latin]), strict=True):
@@ -67,19 +116,27 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     return languages
 
 
-def of_script(text: str) -> str:
+def language_of_script(text: str) -> str:
     """The language that the script of most letters stands for, `und-Latn` or `und`."""
     if text.isascii():
         return LATIN if _ASCII_LETTER.search(text) else UNDETERMINED
+    return _LANGUAGE_OF_SCRIPT.get(_main_script(text, lambda _: "another"), UNDETERMINED)
+
+
+def script_of(text: str) -> str:
+    """The script of most letters, as Unicode names it, such as `Malayalam`; or `no letters`."""
+    return _main_script(text, lambda letter: unicodedata.name(letter, "other").split()[0].capitalize())
+
+
+def _main_script(text: str, name_other: Callable[[str], str]) -> str:
+    """The script of most letters and signs of a text; `name_other` names the script of letters beyond `_SCRIPTS`."""
     counts: Counter[str] = Counter()
     # Counting characters in C first leaves some 30 look-ups for a tweet.
     for character, times in Counter(text).items():
-        language = _LANGUAGE_OF_LETTER.get(character)
-        if language is not None:
-            counts[language] += times
-        elif character.isalpha():
-            counts[UNDETERMINED] += times
-    return max(counts, key=counts.__getitem__, default=UNDETERMINED)
+        script = _SCRIPT_OF_LETTER.get(character) or (name_other(character) if character.isalpha() else "")
+        if script:
+            counts[script] += times
+    return max(counts, key=counts.__getitem__, default=NO_LETTERS)
 
 
 def scripts_of(texts: Iterable[str], languages: Iterable[str]) -> list[str]:
@@ -92,7 +149,7 @@ def scripts_of(texts: Iterable[str], languages: Iterable[str]) -> list[str]:
 
 
 def _script_of(text: str, language: str) -> str:
-    if of_script(text) == LATIN:
+    if language_of_script(text) == LATIN:
         return "native" if language.lower().partition("-")[0] in ("en", "eng", "english") else "romanised"
     return "native" if any(map(str.isalpha, text)) else "none"
 

@@ -16,10 +16,11 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.row_arguments import TextArguments
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once, with_progress
-from indictune.data.findings import Finding, Found, findings_in
+from indictune.data.health.duplicates import same_texts
+from indictune.data.health.findings import Finding, Found, findings_in
+from indictune.data.health.label_findings import rare_labels
+from indictune.data.health.mojibake import Mojibake
 from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
-from indictune.data.mojibake import Mojibake
-from indictune.data.rare_labels import rare_labels
 from indictune.data.read.file_form import form_of
 from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
@@ -35,7 +36,6 @@ from indictune.data.rows import (
     write_facts,
     write_table,
 )
-from indictune.data.same_texts import same_texts
 from indictune.data.text.cleaning import SCHEMA, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
 

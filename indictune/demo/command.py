@@ -20,16 +20,16 @@ def demo_command(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv, DemoArguments, "--model")
     check_extra("demo", "demo", "gradio")
-    from indictune.demo.kind import talks
+    from indictune.demo.space_folder import talks
 
     if args.export is not None or not talks(Path(args.model)):
         other = "a classifier" if args.export is None else "--export"
         given = [(f"--{name}", value) for name, value in args.of_answers.items() if value is not None]
         Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
     if args.export is not None:
-        from indictune.demo.export import export
+        from indictune.demo.space_folder import write_space
 
-        export(Path(args.model), Path(args.export))
+        write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
         return 0
     from indictune.serving.address import bound, warn_of_others
@@ -56,17 +56,17 @@ def page_of(args: DemoArguments) -> Any:
     from fastapi import FastAPI
     from gradio import mount_gradio_app
 
-    from indictune.demo import models, page
-    from indictune.demo.kind import talks
+    from indictune.demo import demo_models, gradio_pages
+    from indictune.demo.space_folder import talks
 
     if talks(Path(args.model)):
         from indictune.training.talker import open_model
 
-        blocks = page.chat_page(args.name, models.replying(open_model(args.talking)))
+        blocks = gradio_pages.chat_page(args.name, demo_models.reply_with(open_model(args.talking)))
     else:
-        from indictune.prediction.classifier import load_classifier
+        from indictune.prediction.served_classifier import load_served_classifier
 
-        classifier = load_classifier(args.reading)
-        blocks = page.classifier_page(args.name, models.classifying(classifier))
-    footer, most = ["api", "settings"], page.MAX_FILE_BYTES
+        classifier = load_served_classifier(args.reading)
+        blocks = gradio_pages.classifier_page(args.name, demo_models.classify_with(classifier))
+    footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES
     return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)

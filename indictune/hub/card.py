@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,26 @@ from typing import Any
 from huggingface_hub import ModelCard
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from indictune.evaluation.breakdown import SPLITS, Breakdown
 from indictune.files import write_whole
-from indictune.hub.card_facts import Facts, facts_of
-from indictune.hub.card_metadata import metadata_of
-from indictune.hub.card_results import results_in
-from indictune.hub.card_usage import usage_of
-from indictune.hub.public_text import Verbatim, escaped, fenced, table
+from indictune.hub.card_facts import (
+    GROUPS,
+    RATIOS,
+    CardFacts,
+    block_rows,
+    card_facts_of,
+    group_cells,
+    label_rows,
+    metadata_of,
+)
+from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
 from indictune.models import builtin
 from indictune.models.classifier import KEY
 
 CARD = "README.md"
 _MOST_DEFECTS = 20
+_DIGITS = 4
+_TEXT = "क्या फिल्म थी! 😍"  # of the program
 _KINDS = {
     "text-classification": "A text classifier",
     "token-classification": "A classifier of words (named entities)",
@@ -55,10 +66,10 @@ def write_card(folder: Path, repository: str | None = None, run: Path | None = N
         UserError: the folder holds an adapter whose record of its base cannot be read.
         OSError: the disk does not take it.
     """
-    write_whole(folder / CARD, str(card_of(facts_of(folder, repository, run or folder))))
+    write_whole(folder / CARD, str(card_of(card_facts_of(folder, repository, run or folder))))
 
 
-def card_of(facts: Facts) -> ModelCard:
+def card_of(facts: CardFacts) -> ModelCard:
     """The card: whatever the facts hold is escaped, except code that is fenced."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -67,20 +78,48 @@ def card_of(facts: Facts) -> ModelCard:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["program"] = lambda text, language: fenced(text.strip(), language)
     metadata = metadata_of(facts)
     text = environment.get_template("card.md.jinja").render(
         licence=metadata.license,
-        usage=usage_of(facts),
         task=facts.pipeline_tag,
+        program=_words_of_program(facts),
         **_head(facts),
-        **results_in(facts),
+        **_results(facts),
         **_data(facts),
         **_training(facts),
     )
     return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text.strip()}\n")
 
 
-def _head(facts: Facts) -> dict[str, Any]:
+def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
+    """What a program that uses the model names; None for a task that only the user knows."""
+    kind, task = facts.config.get("problem_type"), facts.pipeline_tag
+    if task is None:
+        return None
+    kinds = {"regression": ', function_to_apply="none"', "multi_label_classification": ", top_k=None"}
+    has_one_label = kind in (None, "single_label_classification") and task == "text-classification"
+    words = {
+        **{name: _quoted(word) for name, word in (("model", facts.model), ("text", _TEXT), ("task", task))},
+        "base": _quoted(facts.base) if facts.base else "",
+        "settings": "" if task == "token-classification" else f", truncation=True{kinds.get(str(kind), '')}",
+        "result": "config.id2label[logits[0].argmax()]" if has_one_label else "logits",
+        "file": shlex.quote(f"{facts.model}/model.gguf"),
+    }
+    return {
+        **{name: Verbatim(word) for name, word in words.items()},
+        "format": facts.exported.get("format"),
+        "is_adapter": facts.is_adapter,
+        "is_chat": task == "text-generation",
+    }
+
+
+def _quoted(text: str) -> str:
+    """A text as a string of Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _head(facts: CardFacts) -> dict[str, Any]:
     name = str(facts.settings.get("model_name_or_path") or "")
     return {
         "title": facts.model.rpartition("/")[2],
@@ -95,7 +134,53 @@ def _head(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _data(facts: Facts) -> dict[str, Any]:
+def _results(facts: CardFacts) -> dict[str, Any]:
+    """What the template says of results: tables of each split, and the language with the worst score."""
+    splits = []
+    for key, name in SPLITS.items():
+        breakdown, block = facts.breakdowns.get(key), facts.metrics.get(key)
+        if breakdown is not None:
+            rows = label_rows(breakdown.overall, _DIGITS)
+            more = {
+                "table": _scores_of_groups(breakdown),
+                "labels": markdown_table(["label", "rows", *RATIOS], rows) if rows else None,
+                "calibration": breakdown.calibration,
+                "written": breakdown.written and _scores_of_groups(breakdown.written),
+            }
+        elif block:
+            names, rows = block_rows(block, _DIGITS, "language ")
+            scores = markdown_table(["", "rows", *(name.replace("_", " ") for name in names)], rows)
+            more = {"table": scores, "labels": None, "calibration": None, "written": None}
+        else:
+            continue
+        splits.append({"name": name, **more})
+    first = next((facts.breakdowns[key] for key in SPLITS if key in facts.breakdowns), None)
+    worst, has_intervals = first and _worst_language(first), first is not None
+    return {"splits": splits, "worst": worst, "intervals": has_intervals, "baseline": facts.baseline}
+
+
+def _worst_language(breakdown: Breakdown) -> dict[str, str] | None:
+    """The language with the worst main score, if there are several."""
+    languages, worst = breakdown.by["language"], breakdown.worst_language
+    if len(languages) < 2:
+        return None
+    value = languages[worst].scores[breakdown.score].value
+    rank = "highest" if breakdown.lower_is_better else "lowest"
+    return {"language": worst, "name": breakdown.score.replace("_", " "), "value": f"{value:.4f}", "rank": rank}
+
+
+def _scores_of_groups(breakdown: Breakdown) -> Verbatim:
+    """Scores of all rows and of each group. A group that all rows are in is left out."""
+    names = list(breakdown.overall.scores)
+    body = [["all", *group_cells(breakdown.overall, names, _DIGITS)]]
+    for what in GROUPS:
+        groups = breakdown.by.get(what) or {}
+        if len(groups) > 1:
+            body += [[f"{what} {value}", *group_cells(group, names, _DIGITS)] for value, group in groups.items()]
+    return markdown_table(["", "rows", *(name.replace("_", " ") for name in names)], body)
+
+
+def _data(facts: CardFacts) -> dict[str, Any]:
     data: Mapping[str, Any] = facts.metrics.get("data") or {}
     languages: Mapping[str, int] = data.get("languages") or {}
     labels: Mapping[str, int] = data.get("labels") or {}
@@ -105,7 +190,7 @@ def _data(facts: Facts) -> dict[str, Any]:
     source = str(facts.settings.get("dataset_name") or "")
     is_ours = source.startswith(builtin.PREFIX)
     return {
-        "rows": table(["training rows", "count"], [*body, *total]) if total else None,
+        "rows": markdown_table(["training rows", "count"], [*body, *total]) if total else None,
         "dataset": facts.dataset,
         "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
         "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
@@ -113,7 +198,7 @@ def _data(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _training(facts: Facts) -> dict[str, Any]:
+def _training(facts: CardFacts) -> dict[str, Any]:
     metrics, settings = facts.metrics, facts.settings
     train: Mapping[str, Any] = metrics.get("train") or {}
     unused = [] if facts.is_adapter else ["lora_r", "lora_alpha"]
@@ -127,7 +212,7 @@ def _training(facts: Facts) -> dict[str, Any]:
     shown = [[name, _plain(value)] for name, value in body.items() if value not in (None, "")]
     versions = [f"{name} {version}" for name, version in (metrics.get("versions") or {}).items()]
     return {
-        "training": table(["", ""], shown),
+        "training": markdown_table(["", ""], shown),
         "command": fenced(facts.command, "bash") if facts.chosen else None,
         "versions": ", ".join(versions),
     }
@@ -137,7 +222,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _energy(facts: Facts) -> dict[str, str]:
+def _energy(facts: CardFacts) -> dict[str, str]:
     """What codecarbon measured, if the run asked for it."""
     measured = facts.energy
     if not {"energy_consumed", "emissions"} <= measured.keys():

@@ -1,24 +1,30 @@
-"""What a model card says, read from the files of the model's folder."""
+"""What a model card says and its metadata, read from the files of the model's folder."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+import re
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import yaml
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import EvalResult, HfApi, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
-from indictune.evaluation.breakdown import Breakdown, read_breakdowns
+from indictune.evaluation.breakdown import SPLITS, Breakdown, Group, read_breakdowns
+from indictune.evaluation.intervals import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
@@ -28,17 +34,25 @@ from indictune.shipped_files import strategies
 
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.
-NOT_OF_THE_TRAINING = (
-    *("task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir", "report", "report_to"),
-)
+NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir"]
+NOT_OF_THE_TRAINING += ["report", "report_to"]
 _NAMES = ("model_name_or_path", "dataset_name")  # which may be names on the Hub
 
 _TASKS = {"token-classification": "tokens", "text-generation": "chat"}  # `task_of` imports TRL
 _TAGS = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
+_TIMEOUT_S = 5.0  # for the licence of the base
+# Scores, and the Hub's names of their metrics. Others go by their own names.
+_METRICS = {"macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr"}
+_METRICS |= {"answer_token_accuracy": "accuracy"}
+_COUNTS = ("num_examples", "num_tokens", "num_tags", "threshold")
+_LANGUAGE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z]{4})?")  # ISO 639, alone or before a script: hi, hi-Latn
+GROUPS = ("language", "script", "length")  # of which scores are shown, in this order
+RATIOS = ("precision", "recall", "f1")
+_NO_LANGUAGE = ("und", "mul", "zxx", "mis")
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardFacts:
     """A model's folder, as its card sees it.
 
     Attributes:
@@ -120,7 +134,7 @@ class Facts:
     def languages(self) -> list[str]:
         """Of all rows that were trained on or evaluated, sorted."""
         counted: dict[str, int] = (self.metrics.get("data") or {}).get("languages") or {}
-        evaluated = (self.metrics.get(split) or {} for split in ("eval", "test"))
+        evaluated = (self.metrics.get(split) or {} for split in SPLITS)
         return sorted({*counted, *(language for block in evaluated for language in block.get("per_language") or {})})
 
     @property
@@ -167,7 +181,7 @@ def public_value(name: str, value: Any) -> str:
     return text.replace("\\", "/").rpartition("/")[2] or "..."
 
 
-def facts_of(folder: Path, repository: str | None, run: Path) -> Facts:
+def card_facts_of(folder: Path, repository: str | None, run: Path) -> CardFacts:
     """Read the files of a model and of its run. One that is missing or no JSON or YAML has nothing to say."""
     chosen, whole = "", ""
     with suppress(OSError, UnicodeDecodeError):
@@ -178,7 +192,7 @@ def facts_of(folder: Path, repository: str | None, run: Path) -> Facts:
     with suppress(OSError):
         breakdowns = read_breakdowns(run)
     config, metrics, baseline = map(json_or_nothing, (config_file(folder), run / METRICS, run / BASELINE))
-    return Facts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns, baseline)
+    return CardFacts(folder, repository, config, _yaml(chosen), settings, metrics, breakdowns, baseline)
 
 
 def _yaml(text: str) -> dict[str, Any]:
@@ -186,3 +200,101 @@ def _yaml(text: str) -> dict[str, Any]:
         content = yaml.safe_load(text)
         return content if isinstance(content, dict) else {}
     return {}
+
+
+def metadata_of(facts: CardFacts) -> ModelCardData:
+    """Language, licence, base, datasets, task, library, tags and results, as far as they are known."""
+    results = list(results_of(facts))
+    task = facts.pipeline_tag
+    return ModelCardData(
+        language=language_codes(facts) or None,
+        license=facts.settings.get("hub_license") or licence_of(facts.base),
+        base_model=facts.base,
+        datasets=[facts.dataset] if facts.dataset else None,
+        pipeline_tag=task,
+        library_name=facts.exported.get("format") or ("peft" if facts.is_adapter else "transformers"),
+        tags=["indictune", *(["sft"] if task == "text-generation" else []), *(["lora"] if facts.is_adapter else [])],
+        metrics=sorted({each.metric_type for each in results}) or None,
+        model_name=re.sub(r"[^\w.-]", "-", facts.model.rpartition("/")[2]),
+        eval_results=results or None,
+    )
+
+
+def language_codes(facts: CardFacts) -> list[str]:
+    """The languages of the rows by their ISO 639 code. Other names of languages have no place in the metadata."""
+    found = (_LANGUAGE.fullmatch(language) for language in facts.languages)
+    return sorted({each[1] for each in found if each is not None and each[1] not in _NO_LANGUAGE})
+
+
+def licence_of(base: str | None) -> str | None:
+    """The licence that the Hub has for the base; None if it has none or does not answer."""
+    if base is None:
+        return None
+    with suppress(HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError, ValueError):
+        tags = HfApi().model_info(base, timeout=_TIMEOUT_S).tags or []
+        return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
+    return None
+
+
+def results_of(facts: CardFacts) -> Iterator[EvalResult]:
+    """The results of the test and validation rows: all of them, and each language with a code."""
+    task, name = facts.pipeline_tag, facts.dataset or "the rows of the training run"
+    if task is None:
+        return
+    for block_name, split in SPLITS.items():
+        block = facts.metrics.get(block_name) or {}
+        languages: dict[str, Any] = block.get("per_language") or {}
+        coded = [(language, scores) for language, scores in languages.items() if _LANGUAGE.fullmatch(language)]
+        for language, scores in ((None, block), *coded):
+            for metric, value in scores_in(scores).items():
+                yield EvalResult(
+                    task_type=task,
+                    dataset_type=facts.dataset or "custom",
+                    dataset_name=name if language is None else f"{name} ({language})",
+                    dataset_config=language,
+                    dataset_split=split,
+                    metric_type=_METRICS.get(metric, metric),
+                    metric_name=metric.replace("_", " "),
+                    metric_value=round(value, 6),
+                )
+
+
+def scores_in(block: Mapping[str, Any]) -> dict[str, float]:
+    """The finite scores of a block of `metrics.json`, without counts."""
+    numbers = {name: float(value) for name, value in block.items() if isinstance(value, (int, float))}
+    return {name: value for name, value in numbers.items() if name not in _COUNTS and math.isfinite(value)}
+
+
+def with_interval(score: Estimate, digits: int) -> str:
+    """A score with its 95% interval."""
+    value, low, high = (f"{each:.{digits}f}" for each in (score.value, score.low, score.high))
+    return f"{value} ({low} to {high})"
+
+
+def group_cells(group: Group, names: Iterable[str], digits: int) -> list[str]:
+    """The number of a group's rows, and its scores."""
+    return [f"{group.num_examples:,}", *(with_interval(group.scores[name], digits) for name in names)]
+
+
+def label_rows(group: Group, digits: int) -> list[list[str]]:
+    """Each label, or kind of entity, with the number of its rows and its `RATIOS`."""
+    return [
+        [label, f"{scores.support:,}", *(with_interval(getattr(scores, name), digits) for name in RATIOS)]
+        for label, scores in (group.per_label or {}).items()
+    ]
+
+
+def block_rows(block: Mapping[str, Any], digits: int, prefix: str = "") -> tuple[list[str], list[list[str]]]:
+    """The scores of a block of `metrics.json` for a task without `evaluation.json`.
+
+    Returns:
+        The names of the scores, and rows of a table: of all rows, and of each language behind `prefix`.
+    """
+    names = list(scores_in(block))
+    languages: Mapping[str, Any] = block.get("per_language") or {}
+    rows = []
+    for of, each in (("all", block), *((f"{prefix}{language}", scores) for language, scores in languages.items())):
+        scores = scores_in(each)
+        cells = (f"{scores[name]:.{digits}f}" if name in scores else "" for name in names)
+        rows.append([of, f"{each.get('num_examples', 0):,}", *cells])
+    return names, rows

@@ -42,7 +42,7 @@ def fenced(text: str, language: str = "") -> Verbatim:
     return Verbatim(f"{fence}{language}\n{without_tokens(printable(text))}\n{fence}")
 
 
-def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verbatim:
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verbatim:
     """A table of Markdown with escaped cells: the first column to the left, the others to the right."""
     lines = [header, [":---", *["---:"] * (len(header) - 1)], *body]
     cells = [[escaped(cell) if line is not lines[1] else cell for cell in line] for line in lines]

@@ -68,7 +68,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str | None =
     except OSError as error:
         if os.path.lexists(unfinished):
             raise UserError("folder-in-use", flag, folder, unfinished=unfinished) from None
-        raise UserError("folder-cannot-be-made", flag, folder, reason=error.strerror) from error
+        raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
     try:
         free_bytes = shutil.disk_usage(target.parent).free
         if free_bytes < size_bytes:

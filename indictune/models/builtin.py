@@ -45,14 +45,14 @@ def resolve(model_name_or_path: str) -> str:
     Every run loads the same files: ZeRO-3 shards parameters during construction, which changes their random numbers.
 
     Raises:
-        UserError: `no-such-builtin-model`, or the cache's folder cannot be written.
+        UserError: `no-such-name`, or the cache's folder cannot be written.
     """
     if not model_name_or_path.startswith(PREFIX):
         return model_name_or_path
     name = model_name_or_path.removeprefix(PREFIX)
     if name not in MODELS:
         known = ", ".join(f"{PREFIX}{other}" for other in MODELS)
-        raise UserError("no-such-builtin-model", "--model_name_or_path", model_name_or_path, known=known)
+        raise UserError("no-such-name", "--model_name_or_path", model_name_or_path, kind="built-in model", known=known)
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"

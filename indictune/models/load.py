@@ -31,6 +31,32 @@ from indictune.models.adapters import freeze_quantised, nf4_config, without_adap
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.trusted_files import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
 
+# A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
+PROBES = {
+    "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
+    "Telugu": "కృష్ణుడు చాలా మంచి సినిమా తెలుగు",
+    "Tamil": "வணக்கம் நண்பர்கள் மிகவும் கொடுமை",
+}
+
+
+def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
+    lost = {script: _lost_from(tokenizer, text) for script, text in PROBES.items()}
+    return {script: count for script, count in lost.items() if count}
+
+
+def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    # Compare decoded text, not tokens: byte-level tokens are not characters.
+    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    return (_marks(text) - _marks(str(decoded))).total()
+
+
+def _marks(text: str) -> Counter[str]:
+    composed = unicodedata.normalize("NFC", text)
+    return Counter(char for char in composed if unicodedata.category(char).startswith("M"))
+
+
 # These count positions from pad_token_id + 1, so the first rows of their position table are never used.
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta"}
@@ -64,32 +90,6 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     original = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
     unused = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return min(positions - unused, *original) if original else int(positions - unused)
-
-
-# A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
-PROBES = {
-    "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
-    "Telugu": "కృష్ణుడు చాలా మంచి సినిమా తెలుగు",
-    "Tamil": "வணக்கம் நண்பர்கள் மிகவும் கொடுமை",
-}
-
-
-def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
-    lost = {script: _lost_from(tokenizer, text) for script, text in PROBES.items()}
-    return {script: count for script, count in lost.items() if count}
-
-
-def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    # Compare decoded text, not tokens: byte-level tokens are not characters.
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    return (_marks(text) - _marks(str(decoded))).total()
-
-
-def _marks(text: str) -> Counter[str]:
-    composed = unicodedata.normalize("NFC", text)
-    return Counter(char for char in composed if unicodedata.category(char).startswith("M"))
 
 
 def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:

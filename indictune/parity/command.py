@@ -79,7 +79,7 @@ def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
             raise UserError("folder-not-empty", flag, folder)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise UserError("output-dir-not-writable", flag, folder, reason=error.strerror) from error
+        raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
 
 
 def _temporary() -> tempfile.TemporaryDirectory[str]:

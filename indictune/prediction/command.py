@@ -21,13 +21,16 @@ from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problems, UserError, attributed_to
 from indictune.models.adapters import config_file
-from indictune.prediction.classifier import Classifier
-from indictune.prediction.labelled_rows import label, text_batch
-from indictune.prediction.progress_bar import Progress
-from indictune.prediction.served_model import served_model
+from indictune.prediction.labelled_rows import as_json_lines, label, text_batch
+from indictune.prediction.labelled_windows import (
+    LOOK_EVERY_S,
+    LabelledWindows,
+    LabellingProgress,
+    check_output,
+    write_output,
+)
+from indictune.prediction.served_classifier import Classifier, served_model
 from indictune.prediction.texts import WINDOW_ROWS, TextFile, standard_input, text_file
-from indictune.prediction.windows import LOOK_EVERY_S, Windows, check_output, write_output
-from indictune.prediction.writers import json_lines
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
 RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
@@ -134,19 +137,19 @@ def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: s
         write_output(Path(output), labelled)
         return
     for batch in labelled:
-        sys.stdout.write(json_lines(batch))
+        sys.stdout.write(as_json_lines(batch))
         sys.stdout.flush()
 
 
 def _label_file(source: Source, classifier: Classifier, output: Path) -> None:
     """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled."""
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
-    windows = Windows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
+    windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
     if rank == 0:
         windows.open()
     elif not windows.wait_until_open():
         return
-    with Progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as progress:
+    with LabellingProgress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as progress:
         for number, batch in enumerate(source.windows()):
             if number % world_size == rank and not windows.has(number):
                 windows.put(number, label(classifier, batch))

@@ -18,7 +18,7 @@ from indictune.data.read.open_files import kind_of_file, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.errors import UserError, attributed_to
 from indictune.prediction.labelled_rows import SCORE, text_batch
-from indictune.prediction.served_model import Reading
+from indictune.prediction.served_classifier import Reading
 
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.
 WINDOW_ROWS = 4_096

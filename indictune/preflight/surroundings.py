@@ -17,7 +17,7 @@ from indictune.distributed.host_memory import free_and_capacity
 from indictune.distributed.planning.written_bytes import checkpoint_of_node
 from indictune.errors import Problem, UserError, problem, problems_of
 from indictune.files import AUTO
-from indictune.hub.push import name_of, problems_of_name
+from indictune.hub.publish import problems_of_name, repository_name
 from indictune.models.config_shapes import meta_model
 
 RESUME_FLAG = "--resume_from_checkpoint"
@@ -114,7 +114,7 @@ def check_hub(plan: AnyPlan) -> list[Problem]:
         return []
     if get_token() is None:
         found.append(problem("hub-token-missing", "--push_to_hub"))
-    name = name_of(training.hub_model_id, plan.output_dir)
+    name = repository_name(training.hub_model_id, plan.output_dir)
     flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
     return found + problems_of_name(name, flag, value)
 

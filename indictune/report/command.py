@@ -10,7 +10,7 @@ from indictune.config.command_arguments import ReportArguments
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import read_recipe
 from indictune.console_text import printable
-from indictune.report.write import write_report
+from indictune.report.report_page import write_report
 
 
 def report_command(argv: Sequence[str]) -> int:

@@ -1,23 +1,58 @@
-"""Draw runs: curves of the training, scores by language, confusion and calibration."""
+"""Draw a report: curves, scores by language, confusion and calibration, as SVG in the page's colours and as PNG."""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from indictune.evaluation.breakdown import Breakdown, Group
 from indictune.evaluation.calibration import BINS, Calibration
-from indictune.report.run_facts import Curve, RunFacts
-from indictune.report.tables import largest_languages, spaced, titled
-from indictune.report.theme import DASHES, GRID, INK, PAPER, SERIES, Picture, drawn_name, picture
+from indictune.hub.public_text import harmless
+from indictune.report.report_tables import largest_languages, spaced, titled
+from indictune.report.reported_run import Curve, ReportedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# The colours of the light page. The page names each `--NAME`, and has another one for the dark.
+# The series are Okabe and Ito's, darker: colour-blind readers can tell them apart, and all have a contrast of 3.
+INK, GRID, PAPER = "#1b1c1e", "#d4d7db", "#ffffff"
+SERIES = ("#0b62a8", "#b25100", "#00795a", "#96487c", "#6b6b00", "#5d5f63")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+VARIABLES = {INK: "ink", GRID: "grid", PAPER: "paper"} | {each: f"series-{at}" for at, each in enumerate(SERIES, 1)}
+
+_DPI = 160
+_LAST_DRAWN = 0x250  # code points that the font of matplotlib has; it draws others as boxes
+_LONGEST_NAME = 18
+_STYLE = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": PAPER,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,  # a label may hold dollars
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
 _WIDTH = 4.6  # inches; letters are readable when it is as wide as a phone
 _CURVES = (
     ("loss", "Training loss", "loss"),
@@ -30,7 +65,35 @@ _MOST_NUMBERED = 8  # labels of a matrix whose cells have numbers
 _MOST_NAMED = 16  # and whose rows have names
 
 
-def curves(runs: Sequence[RunFacts]) -> Iterator[Picture]:
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page.
+
+    Attributes:
+        name: of its PNG, without the ending.
+        title: above it.
+        alt: what it shows, in words.
+        svg: in the page's colours.
+        png: the light one.
+    """
+
+    name: str
+    title: str
+    alt: str
+    svg: Markup
+    png: bytes
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """A block whose figures have the style of the pages."""
+    import matplotlib as mpl  # slow
+
+    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+        yield
+
+
+def draw_curves(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     """Loss, learning rate and throughput of each run, one above the other."""
     for name, title, unit in _CURVES:
         found = [(run, curve) for run in runs if (curve := run.curve(name)) is not None]
@@ -41,7 +104,7 @@ def curves(runs: Sequence[RunFacts]) -> Iterator[Picture]:
         for number, (run, curve) in enumerate(found):
             style = {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
             marker = "o" if len(curve.steps) == 1 else ""
-            shown = "training" if len(runs) == 1 else drawn_name(run.name, number + 1)
+            shown = "training" if len(runs) == 1 else _drawn_name(run.name, number + 1)
             axes.plot(curve.steps, curve.values, label=shown, linewidth=1.4, marker=marker, **style)  # type: ignore[arg-type]
             words.append(_in_words(run.name if len(runs) > 1 else title, curve))
             evaluated = run.curve("eval_loss", run.evaluations) if name == "loss" else None
@@ -56,7 +119,7 @@ def curves(runs: Sequence[RunFacts]) -> Iterator[Picture]:
             axes.set_ylim(bottom=0)
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(fontsize=9)
-        yield picture(figure, name, title, " ".join(words))
+        yield _picture(figure, name, title, " ".join(words))
 
 
 def _in_words(name: str, curve: Curve) -> str:
@@ -68,7 +131,7 @@ def _in_words(name: str, curve: Curve) -> str:
     return f"{name}: {ends}; lowest {values.min():.3g}, highest {values.max():.3g}."
 
 
-def languages(runs: Sequence[RunFacts]) -> Picture | None:
+def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
     """Bars of the main score of each language with 95% intervals, a bar for each run; None without scores.
 
     A single run has its baseline's scores as diamonds.
@@ -80,13 +143,13 @@ def languages(runs: Sequence[RunFacts]) -> Picture | None:
     found = [(run, each) for run, each in found if each.score == score]
     counts = {name: group.num_examples for _, each in found for name, group in each.by["language"].items()}
     names = sorted(sorted(counts, key=lambda name: -counts[name])[:_MOST_LANGUAGES])
-    shown = ["all", *(drawn_name(name, at + 1) for at, name in enumerate(names))]
+    shown = ["all", *(_drawn_name(name, at + 1) for at, name in enumerate(names))]
     figure, axes = _figure(1.1 + (0.34 + 0.16 * (len(found) - 1)) * len(shown))
     thick, words = 0.74 / len(found), []
     for number, (run, each) in enumerate(found):
         groups = [each.overall, *(each.by["language"].get(name) for name in names)]
         at = np.arange(len(shown)) + (number - (len(found) - 1) / 2) * thick
-        label = "model" if len(runs) == 1 else drawn_name(run.name, number + 1)
+        label = "model" if len(runs) == 1 else _drawn_name(run.name, number + 1)
         _bars(axes, at, groups, score, thick, SERIES[number % len(SERIES)], label)
         prefix = f"{run.name}, " if len(runs) > 1 else ""
         named = zip(["all", *names], groups, strict=True)
@@ -102,7 +165,7 @@ def languages(runs: Sequence[RunFacts]) -> Picture | None:
     if len(axes.get_legend_handles_labels()[1]) > 1:
         figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     title = f"{titled(score)} by language, with 95% intervals"
-    return picture(figure, "languages", title, " ".join(words))
+    return _picture(figure, "languages", title, " ".join(words))
 
 
 def _bars(axes: Axes, at: np.ndarray, groups: Sequence[Group | None], score: str, thick: float, colour: str,
@@ -120,7 +183,7 @@ def _group_in_words(name: str, group: Group, score: str) -> str:
     return f"{name}: {each.value:.3f} ({each.low:.3f} to {each.high:.3f})."
 
 
-def _baseline(axes: Axes, run: RunFacts, names: Sequence[str], score: str) -> None:
+def _baseline(axes: Axes, run: ReportedRun, names: Sequence[str], score: str) -> None:
     """Mark the scores of the baseline, which has a macro-F1."""
     of_languages = run.facts.baseline.get("by_language") or {}
     if score != "macro_f1" or run.facts.baseline.get("split") != ("test" if run.split == "test" else "validation"):
@@ -132,7 +195,7 @@ def _baseline(axes: Axes, run: RunFacts, names: Sequence[str], score: str) -> No
         axes.scatter(values, places, marker="D", s=26, color=PAPER, edgecolor=INK, zorder=4, label="baseline")
 
 
-def reliability(calibration: Calibration) -> Picture | None:
+def draw_reliability(calibration: Calibration) -> Picture | None:
     """The reliability diagram: how often rows are right, by how sure the model is. None without rows."""
     used = [each for each in calibration.bins if each.count]
     if not used:
@@ -148,10 +211,10 @@ def reliability(calibration: Calibration) -> Picture | None:
     below.bar(edges, [each.count for each in calibration.bins], 1 / BINS, align="edge", color=SERIES[5], alpha=0.7)
     below.set(xlabel="probability of the predicted label", ylabel="rows")
     words = [f"{each.confidence:.2f} sure, {each.accuracy:.2f} right, {each.count} rows." for each in used]
-    return picture(figure, "reliability", "How sure, and how often right", " ".join(words))
+    return _picture(figure, "reliability", "How sure, and how often right", " ".join(words))
 
 
-def confusion(breakdown: Breakdown) -> Picture | None:
+def draw_confusion(breakdown: Breakdown) -> Picture | None:
     """The confusion matrix of each language, the largest ones first; None for a task without one."""
     groups = {name: each for name, each in largest_languages(breakdown, _MOST_MATRICES).items() if each.confusion}
     names = list(groups)
@@ -160,16 +223,16 @@ def confusion(breakdown: Breakdown) -> Picture | None:
     columns = min(3, len(names))
     lines = math.ceil(len(names) / columns)
     figure = _empty(0.4 + 2.6 * lines, 0.4 + 2.8 * columns)
-    labels = [drawn_name(label, at + 1) for at, label in enumerate(breakdown.labels)]
+    labels = [_drawn_name(label, at + 1) for at, label in enumerate(breakdown.labels)]
     all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for number, (axes, name) in enumerate(zip(all_axes, names, strict=False)):
-        axes.set_title(drawn_name(name, number + 1))
+        axes.set_title(_drawn_name(name, number + 1))
         _matrix(axes, np.array(groups[name].confusion, np.float64), labels)
     for axes in all_axes[len(names) :]:
         axes.set_visible(False)
     figure.supxlabel("predicted", fontsize=10)
     figure.supylabel("right", fontsize=10)
-    return picture(figure, "confusion", "Confusion by language", "The tables below have its numbers.")
+    return _picture(figure, "confusion", "Confusion by language", "The tables below have its numbers.")
 
 
 def _matrix(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
@@ -197,3 +260,37 @@ def _empty(height: float, width: float = _WIDTH) -> Figure:
     from matplotlib.figure import Figure  # slow
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _picture(figure: Figure, name: str, title: str, alt: str) -> Picture:
+    """A figure as a picture; within `drawing`."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, which takes longer than to draw
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    nothing: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(svg, format="svg", transparent=True, metadata=nothing)
+    return Picture(name, title, alt, _for_page(svg.getvalue(), name, alt), png.getvalue())
+
+
+def _drawn_name(name: str, number: int) -> str:
+    """A name as matplotlib can draw it: one with letters that its font lacks becomes its number."""
+    if not name or any(ord(letter) >= _LAST_DRAWN or not letter.isprintable() for letter in name):
+        return f"no. {number}"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _for_page(svg: str, name: str, alt: str) -> Markup:
+    """The `svg` element with the page's colours and fonts, its own names, and its content in words."""
+    svg = harmless(svg[svg.index("<svg") :])
+    svg = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="(?:figure|axes|patch|line2d|text|matplotlib|xtick|ytick)[^"]*"', "", svg)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"; font-family: [^;\"]*", "", svg)
+    svg = re.sub(
+        r"((?:fill|stroke): )(#[0-9a-f]{6})",
+        lambda found: f"{found[1]}var(--{VARIABLES[found[2]]})" if found[2] in VARIABLES else found[0],
+        svg,
+    )
+    label = Markup('<svg role="img" aria-label="{}"').format(harmless(alt))
+    return label + Markup(re.sub(r'^<svg| width="[\d.]+pt"| height="[\d.]+pt"', "", svg, count=3))

@@ -1,15 +1,27 @@
-"""What a report says in sentences: how good the model is, for whom it is worst, and whether a baseline is as good."""
+"""What a report says in sentences: how good the model is, whom it fails, a baseline, findings, and worst mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from indictune.evaluation.breakdown import SPLITS
+from indictune.hub.card_facts import with_interval
 from indictune.hub.public_text import without_folders
-from indictune.report.run_facts import RunFacts
-from indictune.report.tables import shown, titled
+from indictune.report.report_tables import DIGITS, titled
+from indictune.report.reported_run import ReportedRun
+
+_MOST_MISTAKES = 30
+_ABOUT = {
+    "answers": "The answers of each language with the largest loss.",
+    "regression": "The rows of each language whose number is furthest off.",
+    "entities": "The sentences of each language with the most wrong tags.",
+}
+_SURE = "The rows of each language that the model gets wrong and is most sure of. Some may have a wrong label."
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Z][a-z]{3})?")  # BCP 47
+_MOST_TAGS = 8
 
 
 @dataclass(frozen=True)
@@ -21,17 +33,17 @@ class Verdict:
     kind: Literal["fact", "good", "warning"] = "fact"
 
 
-def verdicts(run: RunFacts) -> Iterator[Verdict]:
+def verdicts_of(run: ReportedRun) -> Iterator[Verdict]:
     """The statements at the top of a report."""
     breakdown = run.breakdown
     if breakdown is not None:
         name = titled(breakdown.score)
         overall, languages = breakdown.overall, breakdown.by["language"]
         rows = f"{overall.num_examples:,} {SPLITS[run.split]} rows; in brackets the 95% interval."
-        yield Verdict(f"{name} {shown(overall.scores[breakdown.score])}", f"On {rows}")
+        yield Verdict(f"{name} {with_interval(overall.scores[breakdown.score], DIGITS)}", f"On {rows}")
         if len(languages) > 1:
             worst = languages[breakdown.worst_language]
-            reason = f"{name} {shown(worst.scores[breakdown.score])}, on {worst.num_examples:,} rows."
+            reason = f"{name} {with_interval(worst.scores[breakdown.score], DIGITS)}, on {worst.num_examples:,} rows."
             yield Verdict(f"Worst language: {breakdown.worst_language}", reason)
     if (against := against_baseline(run)) is not None:
         yield against
@@ -42,7 +54,7 @@ def verdicts(run: RunFacts) -> Iterator[Verdict]:
         yield Verdict(f"Calibration error {sure.ece:.3f}", f"Mean distance of confidence and accuracy.{after}")
 
 
-def findings(run: RunFacts, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
+def findings_of(run: ReportedRun, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
     """What was found in the rows, warnings first, with examples, which are texts of the rows."""
     for each in sorted(run.health.get("findings") or [], key=lambda each: not each.get("warns")):
         where = f" ({each['language']})" if each.get("language") else ""
@@ -52,7 +64,7 @@ def findings(run: RunFacts, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
         yield Verdict(title, without_folders(str(each.get("note") or "")), kind), examples if texts else []
 
 
-def against_baseline(run: RunFacts) -> Verdict | None:
+def against_baseline(run: ReportedRun) -> Verdict | None:
     """Whether the model is better than the baseline by more than chance; None without a baseline."""
     found: Mapping[str, Any] = run.facts.baseline.get("overall") or {}
     if not found.get("difference"):
@@ -72,10 +84,86 @@ def against_baseline(run: RunFacts) -> Verdict | None:
     return Verdict("Better than the baseline", reason, "good")
 
 
-def _covers(run: RunFacts, score: float) -> bool:
+def _covers(run: ReportedRun, score: float) -> bool:
     """Whether the interval of the model's macro-F1 contains a score."""
     breakdown = run.breakdown
     if breakdown is None or "macro_f1" not in breakdown.overall.scores:
         return False
     own = breakdown.overall.scores["macro_f1"]
     return own.low <= score <= own.high
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A row that the model gets wrong.
+
+    Attributes:
+        text: of the row.
+        lang: its language for a browser, or empty.
+        where: its file and line, without the folder.
+        language: as the rows name it.
+        right: label, labels, number or tags; empty for a language model.
+        predicted: likewise.
+        how_wrong: how sure the model was, or how far off.
+    """
+
+    text: str
+    lang: str
+    where: str
+    language: str
+    right: str
+    predicted: str
+    how_wrong: str
+
+
+def mistakes_of(run: ReportedRun) -> list[Mistake]:
+    """The worst rows of the split that the report is about, of all languages in turn."""
+    rows = run.mistakes.get(run.split) or []
+    by_language: dict[str, int] = {}
+    ranked = []
+    for at, row in enumerate(rows):
+        rank = by_language[row["language"]] = by_language.get(row["language"], 0) + 1
+        ranked.append((rank, at, row))
+    chosen = sorted(sorted(ranked, key=lambda each: each[:2])[:_MOST_MISTAKES], key=lambda each: each[1])
+    kind = "" if run.breakdown is None else run.breakdown.kind
+    return [_mistake(kind, row) for _, _, row in chosen]
+
+
+def about_mistakes(run: ReportedRun) -> str:
+    """What the rows have in common."""
+    return _SURE if run.breakdown is None else _ABOUT.get(run.breakdown.kind, _SURE)
+
+
+def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
+    right, predicted, how_wrong = _compared(kind, row)
+    language, where = str(row["language"]), str(row.get("row") or "").replace("\\", "/").rpartition("/")[2]
+    return Mistake(str(row["text"]), _browser_language(language, row.get("script")), where, language, right,
+                   predicted, how_wrong)  # fmt: skip
+
+
+def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What is right, what the model says, and how wrong that is."""
+    wrong = float(row["wrongness"])
+    if kind == "answers":
+        return "", "", f"{wrong:.2f} nats a token"
+    right, predicted = row["label"], row["predicted"]
+    if kind == "regression":
+        return f"{right:.3g}", f"{predicted:.3g}", f"{wrong:.3g} off"
+    if kind == "entities":
+        return *_tags(row["text"].split(" "), right, predicted), f"{wrong:.0f} tags"
+    if kind == "multi_label":
+        return ", ".join(right) or "none", ", ".join(predicted) or "none", f"{wrong:.0%} sure"
+    return str(right), str(predicted), f"{wrong:.0%} sure"
+
+
+def _tags(words: Sequence[str], right: Sequence[str], predicted: Sequence[str]) -> tuple[str, str]:
+    """The words whose tags differ, with the right tags and with the predicted ones."""
+    each = [triple for triple in zip(words, right, predicted, strict=False) if triple[1] != triple[2]][:_MOST_TAGS]
+    return ", ".join(f"{word} {tag}" for word, tag, _ in each), ", ".join(f"{word} {tag}" for word, _, tag in each)
+
+
+def _browser_language(language: str, script: str | None) -> str:
+    """The `lang` of an element, or nothing for a name that is no code."""
+    if not _LANGUAGE.fullmatch(language):
+        return ""
+    return f"{language}-Latn" if script == "romanised" and "-" not in language else language

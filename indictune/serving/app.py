@@ -16,9 +16,8 @@ from starlette.exceptions import HTTPException
 
 from indictune.config.serving_arguments import ServeArguments
 from indictune.errors import problem
-from indictune.prediction.classifier import Classifier
-from indictune.prediction.labelled_rows import as_records, label, text_batch
-from indictune.prediction.writers import rounded
+from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
+from indictune.prediction.served_classifier import Classifier
 from indictune.serving.batches import Batches, QueueFullError
 from indictune.serving.limits import Limits, RefusedError, refusal
 from indictune.versions import __version__

@@ -19,8 +19,7 @@ def serve_command(argv: Sequence[str]) -> int:
     args = read_arguments(argv, ServeArguments, "--model")
     check_extra("serve", "serve", "fastapi", "fastapi_offline", "uvicorn")
 
-    from indictune.prediction.classifier import Classifier
-    from indictune.prediction.served_model import served_model
+    from indictune.prediction.served_classifier import Classifier, served_model
     from indictune.serving.address import bound, warn_of_others
     from indictune.serving.app import create_app
     from indictune.serving.server import serve

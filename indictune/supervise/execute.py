@@ -31,7 +31,7 @@ from indictune.distributed.agreement import DivergedError
 from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
-from indictune.hub import push
+from indictune.hub import publish
 from indictune.hub.upload import PushError
 from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
@@ -170,7 +170,7 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
             try:
-                push.push(run.output_dir, args)
+                publish.publish_run(run.output_dir, args)
             except PushError as error:
                 return End("failed", str(error))
         run.show(message)

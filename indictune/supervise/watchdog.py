@@ -206,7 +206,7 @@ class SupervisedRun(Run):
                 self._start_watchdog(log.path)
         except OSError as error:
             flag = "--output_dir"
-            raise UserError("output-dir-not-writable", flag, self.output_dir, reason=error.strerror) from error
+            raise UserError("folder-not-writable", flag, self.output_dir, reason=error.strerror) from error
 
     def lock_folder(self) -> None:
         self._lock = lock.take(self.output_dir, self._launch_name)

@@ -24,12 +24,11 @@ from indictune.data.chat.chat_tokens import answer_ends, choose_template
 from indictune.data.chat.conversations import ConversationSplits, chat_sources, evaluated_file, load_conversations
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.findings import warnings
-from indictune.data.health import Health, Split, measure, measured_once
+from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
+from indictune.data.health.tokenizer_health import check_unknown, language_table
 from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import mixture_of, split_of
-from indictune.data.tokenizer_health import language_table
-from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.score_names import WORST, WRITTEN, block_of
@@ -107,7 +106,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
         assert train is not None
         health = measured_once([chats.folder.name], partial(_measured, chats, rows))
-        notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warnings(health.findings)]))
+        notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warning_notes(health.findings)]))
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
         made = train, validation, test, chats.location, chats.folder, notes, summary
@@ -169,7 +168,7 @@ def _samples(chats: Chats, asked: ChatDataArguments | EvaluateArguments, templat
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
 
 
-def _measured(chats: Chats, rows: ChatRows) -> Health:
+def _measured(chats: Chats, rows: ChatRows) -> RowHealth:
     splits = {split: Split(each, each.texts) for split, each in chats.rows.items()}
     return measure(splits, rows.tokenizer, chats.truncated, rows.splits.findings, has_labels=False)
 

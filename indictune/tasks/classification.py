@@ -13,14 +13,14 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.findings import warnings
-from indictune.data.health import Health, Split, measure, measured_once
+from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
+from indictune.data.health.tokenizer_health import check_unknown
 from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, check_file, class_weights, label_counts
 from indictune.data.load_rows import Splits, load_splits, load_test_rows
 from indictune.data.read.row_sources import SPLITS, gives_lists_of_labels, text_sources
 from indictune.data.row_choice import mixture_of, split_of
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
-from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.score_names import RATIOS, WORST
 from indictune.models.adapters import HEAD_NAMES
@@ -91,7 +91,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given["--class_weights"] = training.class_weights is not None
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
         given["--max_conflict_share"] = mode == REGRESSION and plan.data.max_conflict_share is not None
-        return found + [problem("not-of-this-problem-type", flag, problem_type=mode) for flag in given if given[flag]]
+        values, other = vars(training) | vars(plan.data) | {"baseline": "true"}, f"--problem_type {mode}"
+        useless = [flag for flag, is_given in given.items() if is_given]
+        return found + [problem("no-effect", flag, values[flag.removeprefix("--")], other=other) for flag in useless]
 
     def with_first_rows(self, plan: Plan) -> Plan:
         if plan.data.problem_type is not None or not gives_lists_of_labels(plan.data):
@@ -140,7 +142,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         train, validation, test = (datasets.get(split) for split in SPLITS)
         assert train is not None
         health = _health(plan, rows, max_length)
-        notes = list(dict.fromkeys([*splits.notes, *warnings(health.findings)]))
+        notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
         parts = train, validation, test, splits.rows["train"].location, splits.folder, notes
         tokens = Tokens(*parts, max_length=max_length, origins=origins, health=health)
@@ -187,7 +189,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return TestTokens(dataset, [*test.notes, *padding_notes(config, trains=False)], origins)
 
 
-def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> Health:
+def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
     data, splits = plan.data, {name: Split(each, each.texts) for name, each in rows.splits.rows.items()}
     parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
     cut = sys.maxsize if data.long_text == "window" else max_length

@@ -15,7 +15,7 @@ from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
 from indictune.data.chat.messages import Message
-from indictune.data.health import Health
+from indictune.data.health.row_health import RowHealth
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import RowFacts
@@ -128,7 +128,7 @@ class Tokens:
     origins: Mapping[str, Origins] = field(default_factory=dict)
     scores: Sequence[str] = ()
     labels: Sequence[str] = ()
-    health: Health | None = None
+    health: RowHealth | None = None
     samples: Samples | None = None
 
     @property

@@ -18,13 +18,13 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.findings import warnings
-from indictune.data.health import Split, measure
+from indictune.data.health.duplicates import repeated_rows
+from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_health import Split, measure
+from indictune.data.health.tokenizer_health import check_unknown
 from indictune.data.rows import text_keys
-from indictune.data.same_texts import repeated_rows
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.text.tokenisation import check_lengths
-from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
 from indictune.evaluation.entity_scores import entities, entity_kinds, predicted_tags
@@ -139,7 +139,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         health = measure(splits, rows.tokenizer, int(plan.data.max_length), found, has_labels=False)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
-        notes = warnings(health.findings)
+        notes = warning_notes(health.findings)
         tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
 

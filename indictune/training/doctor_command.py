@@ -28,7 +28,7 @@ from indictune.distributed.launch import rank_of, read_launch
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.node_meeting import unreachable
 from indictune.errors import Problem, Problems, problems_of
-from indictune.hub.push import name_of
+from indictune.hub.publish import repository_name
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
@@ -102,7 +102,7 @@ def _subject(words: Sequence[str], recipe: Recipe, task: Task[Any, Any, Any]) ->
         " ".join(read_flags(words).get("config", ())),
         list(dict.fromkeys(found)),
         {**values_of_node(plan, in_files), **seeds},
-        name_of(training.hub_model_id, plan.output_dir) if training.push_to_hub else None,
+        repository_name(training.hub_model_id, plan.output_dir) if training.push_to_hub else None,
         plan.model.method == "qlora" or "8bit" in str(training.optim),
         start,
     )

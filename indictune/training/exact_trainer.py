@@ -29,7 +29,7 @@ from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.parallelism import Parallelism
-from indictune.hub.push import make_repository
+from indictune.hub.publish import make_repository
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS

@@ -26,10 +26,10 @@ from indictune.distributed import devices, node_disks, sharding
 from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.console_tables import in_sentences
 from indictune.files import TEST_FILE, write_json
-from indictune.hub import push
+from indictune.hub import publish
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
-from indictune.report.write import write_report
+from indictune.report.report_page import write_report
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
@@ -130,14 +130,14 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
         scored = trainer.eval_dataset if tokens.test is None else tokens.test
         add_baseline(run, tokens, split, scored, findings.results[0])
     if trainer.args.push_to_hub:
-        push.begin_push(trainer, saved_files)
+        publish.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)
     if trainer.args.should_save:
         write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
         if trainer.args.report:
             report_run(run, texts=not trainer.args.push_to_hub)
     if trainer.args.push_to_hub and run.rank == 0:
-        push.push(run.output_dir, trainer.args)
+        publish.publish_run(run.output_dir, trainer.args)
 
 
 def report_run(run: Run, texts: bool) -> None:

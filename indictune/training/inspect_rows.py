@@ -15,7 +15,7 @@ from indictune.config.plan import unresolved
 from indictune.config.read_words import with_flag
 from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.health import check_health
+from indictune.data.health.row_health import check_health
 from indictune.errors import problems_of
 from indictune.models.load import positions_of
 from indictune.training.prepare import Prepared, prepared, show_rows, task_of_flags

@@ -35,7 +35,7 @@ def lm_eval_command(argv: Sequence[str]) -> int:
         UserError: the package is missing, another flag is given, there is no such task, or its rows cannot be read.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("lm-eval-missing", _FLAG)
+        raise UserError("extra-missing", _FLAG, extra="lm-eval", packages="lm-eval")
     recipe = read_recipe(argv, (EvaluateArguments,))
     others = [name for name in recipe.values if name not in _TAKEN and not name.startswith("lm_eval_")]
     recipe.problems.extend(problem("no-effect", f"--{name}", recipe.values[name], other=_FLAG) for name in others)

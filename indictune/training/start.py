@@ -20,7 +20,7 @@ from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
-from indictune.data.health import check_health
+from indictune.data.health.row_health import check_health
 from indictune.distributed import (
     batch_size,
     collectives,

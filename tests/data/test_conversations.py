@@ -300,7 +300,7 @@ def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -
 
 
 def test_other_built_in_data_are_no_conversations() -> None:
-    assert problems_of(dataset_name="builtin:tweets") == ["--dataset_name builtin:tweets builtin-dataset-unknown"]
+    assert problems_of(dataset_name="builtin:tweets") == ["--dataset_name builtin:tweets no-such-name"]
 
 
 @pytest.fixture

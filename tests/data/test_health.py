@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from indictune.cli import main
-from indictune.data.findings import Finding
-from indictune.data.health import Health, Split, check_health, measure
+from indictune.data.health.findings import Finding
+from indictune.data.health.row_health import RowHealth, Split, check_health, measure
 from indictune.data.rows import StoredRows
 from indictune.training.dry_run import dry_run
 from tests.conftest import FinishedRun
@@ -41,7 +41,7 @@ def test_the_health_of_rows_is_the_same_after_json() -> None:
     near = found["near_duplicates"]
     assert (near.count, near.of, near.examples) == (1, 2, ["validation row 1 and train row 1"])
     assert "1 of them with another label" in near.note
-    assert Health.from_json(json.loads(json.dumps(health.as_json()))) == health
+    assert RowHealth.from_json(json.loads(json.dumps(health.as_json()))) == health
     assert health.as_json()["findings"][0].keys() >= {"name", "language", "share", "count", "of", "examples", "note"}
 
 
@@ -55,7 +55,7 @@ def test_the_health_of_rows_is_the_same_after_json() -> None:
 )
 def test_a_limit_stops_the_run_where_a_share_is_above(flag: str, code: str, share: float) -> None:
     found = [Finding(name, 1, of, "note") for name, of in (("near_duplicates", 2), ("conflicting_labels", 4))]
-    health = Health({}, [], [], [*found, *(Finding("token_collisions", 1, of, "note", str(of)) for of in (3, 9))])
+    health = RowHealth({}, [], [], [*found, *(Finding("token_collisions", 1, of, "note", str(of)) for of in (3, 9))])
     with refused(code, flag=f"--{flag}"):
         check_health(health, {flag: share - 0.01})
     check_health(health, {flag: share})
@@ -87,8 +87,8 @@ def test_rows_without_classes_are_measured_too() -> None:
 
 
 def test_many_rows_are_sampled_and_each_language_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indictune.data.health._MAX_TRAIN", 50)
-    monkeypatch.setattr("indictune.data.health.MEASURED_ROWS", 5)
+    monkeypatch.setattr("indictune.data.health.row_health._MAX_TRAIN", 50)
+    monkeypatch.setattr("indictune.data.health.tokenizer_health.MEASURED_ROWS", 5)
     rows = [(f"{TWEET} {number} {number} {number} {number}", "a", "hi") for number in range(300)]
     rows[7] = ("ok", "a", "te")
     held_out = split("validation", *((f"{text}!", label, language) for text, label, language in rows[10:60]))
@@ -124,7 +124,7 @@ def test_the_rows_of_every_task_are_measured(
     assert main(["prepare", *flags]) == 0
     assert capsys.readouterr().err.count("1 of 3 validation rows (33.3%) nearly repeat") == 1
     with refused("near-duplicates"):
-        check_health(Health.from_json(inspected(capsys, *flags)), {"max_near_duplicate_share": 0.3})
+        check_health(RowHealth.from_json(inspected(capsys, *flags)), {"max_near_duplicate_share": 0.3})
 
 
 def test_a_run_writes_what_inspect_prints(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_the_known_defects_of_real_rows_are_found(capsys: pytest.CaptureFixture[
 
     def of(name: str, path: Path) -> dict[str, list[Finding]]:
         flags = ("--validation_file", str(REAL / f"{name}.validation.jsonl"), "--vocabulary_from_train", "8000")
-        health = Health.from_json(inspected(capsys, str(path), *flags))
+        health = RowHealth.from_json(inspected(capsys, str(path), *flags))
         assert health.languages[0].collision_share < 0.001
         return {name: list(each) for name, each in groupby(health.findings, lambda each: each.name)}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from indictune.data.findings import Finding
-from indictune.data.label_balance import label_balance, labels_of_no_class
-from indictune.data.label_sources import label_sources
+from indictune.data.health.findings import Finding
+from indictune.data.health.label_findings import label_balance, label_sources, labels_of_no_class
 
 LABELS = ("negative", "neutral", "positive")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from indictune.data.languages import language_of, languages_of, of_script
+from indictune.data.languages import language_of, language_of_script, languages_of
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_script_stands_for_its_language(text: str, language: str) -> None:
     ],
 )
 def test_the_script_with_more_letters_and_signs_wins(text: str, language: str) -> None:
-    assert of_script(text) == language
+    assert language_of_script(text) == language
 
 
 @pytest.mark.parametrize("other", ["http @user @user http", "https://example.com/long/path @narendramodi_official"])

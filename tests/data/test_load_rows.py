@@ -16,7 +16,7 @@ from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
-from indictune.data.findings import Finding
+from indictune.data.health.findings import Finding
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.read import hub_datasets, read_files, row_sources
 from indictune.data.read.row_sources import text_sources
@@ -318,7 +318,7 @@ def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypat
 
 def test_an_unknown_builtin_dataset_and_other_problems(write: Write) -> None:
     assert problems_of(dataset_name="builtin:tweet", validation_file="no.csv") == [
-        "--dataset_name builtin:tweet builtin-dataset-unknown",
+        "--dataset_name builtin:tweet no-such-name",
         "--validation_file no.csv no-such-file",
     ]
 

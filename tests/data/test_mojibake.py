@@ -12,8 +12,8 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.conversations import chat_sources, load_conversations
+from indictune.data.health.mojibake import Mojibake
 from indictune.data.load_rows import load_splits
-from indictune.data.mojibake import Mojibake
 from indictune.errors import Problems
 
 WRONG = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from indictune.data.rare_labels import rare_labels
+from indictune.data.health.label_findings import rare_labels
 from indictune.data.rows import StoredRows
 
 

@@ -51,7 +51,7 @@ def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_promp
 
 def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     for name in ("lama3", str(tmp_path / "gone.jinja")):
-        assert summaries(refusal(byte_level, name)) == [f"--chat_template {name} chat-template-unknown"]
+        assert summaries(refusal(byte_level, name)) == [f"--chat_template {name} no-such-name"]
     broken = tmp_path / "broken.jinja"
     broken.write_bytes(b"\xff")
     assert summaries(refusal(byte_level, str(broken))) == [f"--chat_template {broken} unreadable"]

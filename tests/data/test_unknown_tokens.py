@@ -15,7 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from indictune.config.recipe import read_recipe
-from indictune.data.unknown_tokens import Unknown, script_of, unknown_tokens
+from indictune.data.health.tokenizer_health import UnknownTokens, unknown_tokens
+from indictune.data.languages import script_of
 from indictune.preflight.checks import read_rows
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.classification import Classification, ClassifiedRows
@@ -30,7 +31,7 @@ def tokenizer_of(*words: str, unk_token: str | None = "[UNK]") -> PreTrainedToke
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unk_token)  # type: ignore[no-untyped-call]
 
 
-def measured(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[Unknown]:
+def measured(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[UnknownTokens]:
     languages, texts = zip(*rows, strict=True)
     return list(unknown_tokens(texts, pa.chunked_array([languages]), tokenizer))
 
@@ -38,10 +39,10 @@ def measured(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
 def test_unknown_tokens_are_counted_by_language_and_script() -> None:
     rows = [("ml", "നല്ല സിനിമ good"), ("hi", "ok फिल्म"), ("ml", "good good"), ("hi", "फिल्म"), ("hi", "🙂")]
     assert measured(rows, tokenizer_of("good", "ok", "फिल्म")) == [
-        Unknown("ml", "Malayalam", 3, 2, 1 / 5),
-        Unknown("ml", "Latin", 2, 0, 1 / 5),
-        Unknown("hi", "Devanagari", 3, 0, 2 / 5),
-        Unknown("hi", "no letters", 1, 1, 1 / 5),
+        UnknownTokens("ml", "Malayalam", 3, 2, 1 / 5),
+        UnknownTokens("ml", "Latin", 2, 0, 1 / 5),
+        UnknownTokens("hi", "Devanagari", 3, 0, 2 / 5),
+        UnknownTokens("hi", "no letters", 1, 1, 1 / 5),
     ]
 
 
@@ -49,8 +50,17 @@ def test_a_tokenizer_without_an_unknown_token_is_not_measured() -> None:
     assert measured([("hi", "फिल्म")], tokenizer_of("good", unk_token=None)) == []
 
 
-@pytest.mark.parametrize(("text", "script"), [("படம் ok", "Tamil"), ("ok பட", "Latin"), ("123 🙂", "no letters")])
-def test_the_script_of_a_text_is_that_of_most_letters(text: str, script: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("படம் ok", "Tamil"),
+        ("ok பட", "Latin"),
+        ("ok हिं", "Devanagari"),
+        ("да ok нет", "Cyrillic"),
+        ("12 🙂", "no letters"),
+    ],
+)
+def test_the_script_of_a_text_is_that_of_most_letters_and_signs(text: str, script: str) -> None:
     assert script_of(text) == script
 
 

@@ -14,7 +14,7 @@ from transformers import BertConfig
 from indictune.cli import main
 from indictune.config.command_arguments import ExportArguments
 from indictune.data.labels import MULTI_LABEL, REGRESSION
-from indictune.export import agreement, to_onnx
+from indictune.export import to_onnx
 from indictune.export.command import export
 from tests.export.models import random_classifier
 from tests.refusals import refused
@@ -36,9 +36,9 @@ def test_each_format_holds_its_own_kind_of_model(tmp_path: Path, monkeypatch: py
     converter.write_text("#!/bin/sh\nexit 1\n")
     converter.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("export-wants-gguf", flag="--format"):
+    with refused("export-wants-format", "a language model. Use --format gguf", flag="--format"):
         export(ExportArguments(folder_with(tmp_path / "llama", **LLAMA)))
-    with refused("export-wants-onnx", flag="--format"):
+    with refused("export-wants-format", "no language model. Use --format onnx", flag="--format"):
         export(ExportArguments(folder_with(tmp_path / "bert", **CLASSIFIER), "gguf"))
     with refused("export-not-a-classifier", "BertForMaskedLM"):
         export(ExportArguments(folder_with(tmp_path / "masked", architectures=["BertForMaskedLM"])))
@@ -112,5 +112,5 @@ def test_rows_are_equal_by_what_their_logits_mean(
 ) -> None:
     config = BertConfig(id2label={0: "a", 1: "b"}, problem_type=problem_type)
     kept = np.array([[True, False], [True, True]])  # of the last case, the second token of the first row is padding
-    found = agreement._equal(config, np.array(ours, np.float32), np.array(theirs, np.float32), kept)
+    found = to_onnx._equal(config, np.array(ours, np.float32), np.array(theirs, np.float32), kept)
     assert found.tolist() == expected

@@ -18,7 +18,7 @@ import pytest
 
 from indictune.checkpoint import store
 from indictune.cli import main
-from indictune.hub.push import published
+from indictune.hub.publish import published
 from indictune.models.trusted_files import ADAPTER
 from indictune.supervise.lock import LOCK
 from tests.checkpoint.test_store import write
@@ -393,7 +393,7 @@ def test_a_folder_that_is_closed_is_reported_and_the_last_checkpoint_stays(
     status = json.dumps({"state": "user_error", "message": message}, indent=2) + "\n"
     assert result.stderr.splitlines() == [
         f"indictune: --output_dir {job.folder}: it cannot be written to (Permission denied). "
-        "Use another folder. [output-dir-not-writable]",
+        "Use another folder. [folder-not-writable]",
         "indictune: status.json could not be written: [Errno 13] Permission denied. It needs "
         f"{len(status):,} bytes: '{job.folder / 'status.json'}'",
     ]

@@ -27,7 +27,7 @@ from indictune.console_text import printable, table
 from indictune.data.load_rows import load_splits
 from indictune.data.read import hub_datasets
 from indictune.errors import UserError
-from indictune.hub.push import published
+from indictune.hub.publish import published
 from indictune.models import builtin
 from indictune.models.adapters import base_of
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
@@ -468,7 +468,7 @@ def test_a_hub_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, monk
 
 @pytest.mark.parametrize("name", ["builtin:../../etc", "builtin:", "builtin:/etc", "builtin:tiny-indic-bert/../x"])
 def test_a_built_in_name_is_one_of_the_list(name: str) -> None:
-    with refused("no-such-builtin-model"):
+    with refused("no-such-name"):
         builtin.resolve(name)
     with pytest.raises(UserError, match="no such built-in dataset"):
         load_splits(DataArguments(dataset_name=name))

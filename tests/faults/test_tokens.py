@@ -23,7 +23,7 @@ from indictune.credentials import _logged_in, holds_token, without_tokens
 from indictune.data.labels import class_weights
 from indictune.distributed.launch import read_launch
 from indictune.errors import UserError
-from indictune.hub.push import published
+from indictune.hub.publish import published
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
 from indictune.training import evaluate
@@ -476,7 +476,7 @@ def test_a_run_that_is_killed_while_it_pushes_is_pushed_by_the_same_command(
     command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
     with hub() as kept:
         # When metrics.json, the mark of a finished run, has just been written.
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.hub.push:push:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.hub.publish:publish_run:1")
         assert code == -9, said
         assert (tmp_path / "out" / "metrics.json").exists()
         code, said, _ = pushed(*command, kept.url)

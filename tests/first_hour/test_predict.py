@@ -36,8 +36,8 @@ from indictune.cli import main
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
 from indictune.models.serving_tokenizer import serve_as_trained
-from indictune.prediction import windows
-from indictune.prediction.labelled_rows import predict
+from indictune.prediction import labelled_windows
+from indictune.prediction.labelled_rows import label_texts
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.ranks.launching import begin, python, start, torchrun
@@ -78,7 +78,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_texts_get_the_labels_and_scores_of_the_plain_model(model: Path) -> None:
     texts = [*invented(60), "", "word " * 700]
-    found = predict(model, texts)
+    found = label_texts(model, texts)
     expected = logits_of(model, texts).softmax(1)
     assert {row["label"] for row in found} == {*LABELS, None}
     for text, row, scores in zip(texts, found, expected, strict=True):
@@ -89,20 +89,20 @@ def test_texts_get_the_labels_and_scores_of_the_plain_model(model: Path) -> None
             continue
         assert row["scores"] == pytest.approx(dict(zip(LABELS, scores.tolist(), strict=True)), abs=1e-4)
         assert row["label"] == max(row["scores"], key=row["scores"].__getitem__)
-    assert found[0]["language"] == "hi" or predict(model, ["यह अच्छी"])[0]["language"] == "hi"
+    assert found[0]["language"] == "hi" or label_texts(model, ["यह अच्छी"])[0]["language"] == "hi"
 
 
 def test_calibrated_scores_are_those_of_cooler_logits(model: Path, tmp_path: Path) -> None:
     texts = invented(20)
-    assert [each.code for each in _refused(lambda: predict(model, texts, calibrated=True))] == ["not-calibrated"]
+    assert [each.code for each in _refused(lambda: label_texts(model, texts, calibrated=True))] == ["not-calibrated"]
     folder = shutil.copytree(model, tmp_path / "calibrated")
     config = json.loads((folder / "config.json").read_text()) | {"calibration_temperature": 2.5}
     (folder / "config.json").write_text(json.dumps(config))
-    plain, cooled = predict(folder, texts), predict(folder, texts, calibrated=True)
+    plain, cooled = label_texts(folder, texts), label_texts(folder, texts, calibrated=True)
     expected = (logits_of(model, texts) / 2.5).softmax(-1)
     assert torch.allclose(torch.tensor([list(row["scores"].values()) for row in cooled]), expected, atol=1e-5)
     assert [row["label"] for row in cooled] == [row["label"] for row in plain]
-    assert plain == predict(model, texts)
+    assert plain == label_texts(model, texts)
 
 
 def _refused(call: Any) -> list[Any]:
@@ -116,7 +116,7 @@ def test_models_of_every_kind(tmp_path: Path, kind: str) -> None:
     texts = invented(20)
     is_lora = kind == "lora"
     model = saved_classifier(tmp_path, None if is_lora else kind, **({"method": "lora"} if is_lora else {}))
-    found = predict(model, texts)
+    found = label_texts(model, texts)
     if is_lora:
         from peft import PeftModel
 
@@ -148,7 +148,7 @@ def test_a_file_becomes_a_file_of_the_same_rows(model: Path, tmp_path: Path) -> 
         assert main(["predict", str(model), *flags]) == 0
     rows = read_csv(tmp_path / "out.csv")
     assert [(row["id"], row["text"]) for row in rows] == [(str(index), text) for index, text in enumerate(texts)]
-    expected = predict(model, texts)
+    expected = label_texts(model, texts)
     assert [row["label"] for row in rows] == [row["label"] or "" for row in expected]
     assert float(rows[0]["score_joy"]) == pytest.approx(expected[0]["scores"]["joy"], abs=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -360,7 +360,7 @@ def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tm
     rows = read_csv(out)
     assert [row["text"] for row in rows] == texts
     some = [0, 4_095, 4_096, 9_000, len(texts) - 1]
-    expected = predict(model, [texts[index] for index in some])
+    expected = label_texts(model, [texts[index] for index in some])
     assert [rows[index]["label"] for index in some] == [row["label"] for row in expected]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in.csv", "out.csv"]
 
@@ -376,9 +376,9 @@ def test_a_late_rank_finds_the_work_done(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_sees_nothing_of_rank_0_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WAIT_FOR_RANK_0_S", 0.3)
+    monkeypatch.setattr(labelled_windows, "WAIT_FOR_RANK_0_S", 0.3)
     with pytest.raises(UserError) as refused:
-        windows.Windows(tmp_path / "out.csv", {}, 3).wait_until_open()
+        labelled_windows.LabelledWindows(tmp_path / "out.csv", {}, 3).wait_until_open()
     assert refused.value.code == "predict-without-rank-0"
 
 
@@ -389,7 +389,7 @@ def test_a_plain_pipeline_labels_texts_as_predict_does(tmp_path: Path) -> None:
     serve_as_trained(model, tokenizer, config, MAX_LENGTH)
     texts = invented(1_000, longest=24)
     classify = pipeline("text-classification", str(model), batch_size=64)
-    expected = predict(model, texts)
+    expected = label_texts(model, texts)
     found: Any = classify(texts, truncation=True, top_k=None)
     for row, scores in zip(expected, found, strict=True):
         assert {each["label"]: each["score"] for each in scores} == pytest.approx(row["scores"], abs=1e-4)

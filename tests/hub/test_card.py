@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from indictune.cli import main
 from indictune.config.arguments import ModelArguments
 from indictune.hub.card import card_of, write_card
-from indictune.hub.card_facts import Facts, facts_of
+from indictune.hub.card_facts import CardFacts, card_facts_of
 from indictune.hub.public_text import escaped, fenced, without_folders
 from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
@@ -33,7 +33,7 @@ BASE = "ai4bharat/IndicBERTv2-MLM-only"
 
 
 def card_in(folder: Path, repository: str | None = None) -> ModelCard:
-    return card_of(facts_of(folder, repository, folder))
+    return card_of(card_facts_of(folder, repository, folder))
 
 
 def run_program(card: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -235,7 +235,7 @@ def test_the_program_of_an_adapter_of_a_classifier_runs(
     assert "[[" in run_program((folder / "README.md").read_text(encoding="utf-8"), capsys)  # logits
     assert "'score'" in run_program(merged, capsys)
     # As of a base on the Hub, which lies in a folder of that name here.
-    monkeypatch.setattr(Facts, "base", "them/base")
+    monkeypatch.setattr(CardFacts, "base", "them/base")
     card = str(card_in(folder))
     Path("them").mkdir()
     Path("them/base").symlink_to(base)
@@ -249,7 +249,7 @@ def test_the_program_of_an_adapter_of_a_llama_runs(
     args = ModelArguments(builtin.resolve("builtin:tiny-indic-llama"), method="lora")
     folder = saved(load_causal(args, load_tokenizer(args), torch.float32, []), args, tmp_path / "out")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Facts, "base", "them/base")
+    monkeypatch.setattr(CardFacts, "base", "them/base")
     card = card_in(folder)
     assert (card.data["pipeline_tag"], card.data["tags"]) == ("text-generation", ["indictune", "sft", "lora"])
     assert run_program(str(card), capsys)

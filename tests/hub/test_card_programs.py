@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from indictune.config.arguments import ModelArguments
 from indictune.hub.card import card_of
-from indictune.hub.card_facts import facts_of
+from indictune.hub.card_facts import card_facts_of
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
 from indictune.tasks.tokens import TokenClassification, TokenTags
@@ -27,7 +27,9 @@ TEXT = "क्या फिल्म थी! 😍"
 def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """What the program of a folder's card prints."""
     monkeypatch.chdir(folder.parent)
-    (program,) = re.findall(r"```python\n(.*?)\n```", str(card_of(facts_of(folder, None, folder))), flags=re.DOTALL)
+    (program,) = re.findall(
+        r"```python\n(.*?)\n```", str(card_of(card_facts_of(folder, None, folder))), flags=re.DOTALL
+    )
     assert TEXT in program
     capsys.readouterr()
     exec(program, {})

@@ -11,7 +11,7 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.chat.conversations import chat_sources, load_conversations
-from indictune.data.health import Split, measure
+from indictune.data.health.row_health import Split, measure
 from indictune.data.load_rows import load_splits
 from indictune.errors import Problems
 from tests.data.test_unknown_tokens import tokenizer_of

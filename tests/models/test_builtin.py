@@ -101,7 +101,7 @@ def test_an_unwritable_cache_is_reported_with_its_variable(tweets: Path, monkeyp
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with refused("no-such-builtin-model", "builtin:huge", "builtin:tiny-indic-bert"):
+    with refused("no-such-name", "builtin:huge", "builtin:tiny-indic-bert"):
         builtin.resolve("builtin:huge")
 
 

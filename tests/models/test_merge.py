@@ -590,7 +590,7 @@ def test_a_file_that_was_not_written_whole_is_noticed(adapter: Path, monkeypatch
 
 
 def test_a_full_disk_and_an_impossible_folder_are_refused(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused("folder-cannot-be-made", "config.json/out", flag="--output_dir"):
+    with refused("folder-not-writable", "config.json/out", flag="--output_dir"):
         run(adapter, adapter / "base_config.json/out")
     usage = shutil.disk_usage(adapter)._replace(free=300_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)

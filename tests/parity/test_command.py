@@ -110,8 +110,8 @@ def test_flags_that_parity_sets_are_refused(started: list[str]) -> None:
     ("flags", "code"),
     [
         (["--plot", "curves.txt"], "parity-picture"),
-        (["--plot", "README.md/curves.png"], "output-dir-not-writable"),
-        (["--output_dir", "README.md"], "output-dir-not-writable"),
+        (["--plot", "README.md/curves.png"], "folder-not-writable"),
+        (["--output_dir", "README.md"], "folder-not-writable"),
         (["--output_dir", "recipes"], "folder-not-empty"),
         (["--steps", "0"], "expected-at-least"),
     ],

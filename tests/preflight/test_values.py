@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig
 
-from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
+from indictune.config.arguments import DataArguments, IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.config.plan import unresolved
 from indictune.preflight.values import check_metric, check_values
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -86,3 +89,13 @@ def test_checkpoints_are_compared_by_the_metrics_of_the_task(
 ) -> None:
     plan = plan_of({"metric_for_best_model": metric}, arguments=task.training_arguments)
     assert codes(check_metric(plan, task)) == ([] if is_known else [("metric-unknown", "--metric_for_best_model")])
+
+
+def test_flags_of_another_problem_type_are_named_with_their_values() -> None:
+    plan: Any = plan_of({"class_weights": "balanced", "label_smoothing_factor": 0.1})
+    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
+    plan = replace(plan, data=unresolved(DataArguments, {"problem_type": "regression"}), model_config=config)
+    assert [str(each).partition(" Leave")[0] for each in Classification().check(plan)] == [
+        "--class_weights balanced has no effect with --problem_type regression.",
+        "--label_smoothing_factor 0.1 has no effect with --problem_type regression.",
+    ]

@@ -16,7 +16,7 @@ import pytest
 
 from docs import method_matrix
 from docs.method_matrix import PASSES
-from indictune.prediction.labelled_rows import predict
+from indictune.prediction.labelled_rows import label_texts
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, distance, train
 from tests.ranks.matrix import (
@@ -124,7 +124,7 @@ def loss_of_saved(kind: str, run: Run, validation: Path) -> float:
     if kind == "LLaMA":
         return loss_read_anew(run.folder, validation)
     rows = [json.loads(line) for line in validation.read_text(encoding="utf-8").splitlines()]
-    answers = predict(run.folder, [row["text"] for row in rows])
+    answers = label_texts(run.folder, [row["text"] for row in rows])
     losses = [-math.log(each["scores"][row["label"]]) for row, each in zip(rows, answers, strict=True)]
     return math.fsum(losses) / len(losses)
 

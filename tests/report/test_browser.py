@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from indictune.report.write import write_report
+from indictune.report.report_page import write_report
 from tests.report.folders import run_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -26,7 +26,7 @@ from indictune.cli import main
 from indictune.config.command_arguments import TalkArguments
 from indictune.config.serving_arguments import DemoArguments
 from indictune.demo.command import page_of
-from indictune.prediction.labelled_rows import predict
+from indictune.prediction.labelled_rows import label_texts
 from indictune.training.talker import open_model
 from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.hub.folders import model_folder
@@ -131,7 +131,7 @@ def check_chat(url: str, answer: str) -> None:
 @needs_browser
 @pytest.mark.slow
 def test_a_browser_shows_the_scores_and_the_language_of_a_text(classifier: Path) -> None:
-    (expected,) = predict(classifier, [TEXT])
+    (expected,) = label_texts(classifier, [TEXT])
     with running(demo(classifier, port := free_port()), port) as url:
         check_classifier(url, expected)
 
@@ -148,7 +148,7 @@ def test_a_browser_talks_to_a_language_model(llama: Path) -> None:
 @needs_browser
 @pytest.mark.slow
 def test_an_exported_classifier_runs_in_another_folder(classifier: Path, tmp_path: Path) -> None:
-    (expected,) = predict(classifier, [TEXT])
+    (expected,) = label_texts(classifier, [TEXT])
     assert main(["demo", str(classifier), "--export", str(tmp_path / "space")]) == 0
     moved = Path(shutil.move(tmp_path / "space", tmp_path / "moved"))
     with running(["app.py"], free_port(), moved) as url:

@@ -21,8 +21,8 @@ import pytest
 from indictune.cli import main
 from indictune.config.serving_arguments import ServeArguments
 from indictune.models import builtin
-from indictune.prediction.classifier import load_classifier
-from indictune.prediction.labelled_rows import predict
+from indictune.prediction.labelled_rows import label_texts
+from indictune.prediction.served_classifier import load_served_classifier
 from indictune.serving.app import create_app
 from tests.first_hour.saved_models import saved_classifier
 from tests.ranks.launching import begin, free_port
@@ -78,13 +78,13 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 
 def test_labels_scores_and_languages_are_those_of_predict(url: str, model: Path) -> None:
     texts = [*TEXTS[:20], "", "word " * 700, "@user http://a.b", "a\u0000b"]
-    expected = predict(model, texts)
+    expected = label_texts(model, texts)
     assert expected[20]["label"] is None
     assert_same(asked(url, texts), expected)
 
 
 def test_200_connections_at_once_lose_nothing(url: str, model: Path) -> None:
-    expected = {row["text"]: row for row in predict(model, TEXTS)}
+    expected = {row["text"]: row for row in label_texts(model, TEXTS)}
 
     async def all_at_once() -> list[httpx2.Response]:
         everything = httpx2.Limits(max_connections=200)
@@ -142,7 +142,7 @@ def test_the_place_where_json_breaks_is_named(url: str) -> None:
 
 def test_a_large_body_without_a_length_is_refused_like_others(model: Path) -> None:
     args = ServeArguments(str(model), max_request_bytes=1_000)
-    app = create_app(load_classifier(args.reading), args)
+    app = create_app(load_served_classifier(args.reading), args)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"texts": ["'

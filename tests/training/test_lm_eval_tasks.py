@@ -37,7 +37,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 def test_without_the_package_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with refused("lm-eval-missing", flag="--lm_eval_tasks") as error:
+    with refused("extra-missing", flag="--lm_eval_tasks") as error:
         lm_eval_command(["--model", "out", "--lm_eval_tasks", "hellaswag"])
     assert "pip install 'indictune[lm-eval]'" in error.value.message
 

@@ -81,7 +81,8 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
 def _named_template(name: str) -> str:
     path = Path(name) if name.endswith(".jinja") else _TEMPLATES / f"{name}.jinja"
     if not path.is_file():
-        raise UserError("chat-template-unknown", "--chat_template", name)
+        known = "llama3, llama2, chatml and plain, or a .jinja file"
+        raise UserError("no-such-name", "--chat_template", name, kind="template", known=known)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -18,9 +18,10 @@ from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once, with_progress
 from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
 from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
-from indictune.data.findings import Finding, Found, findings_in
+from indictune.data.health.duplicates import repeated_rows
+from indictune.data.health.findings import Finding, Found, findings_in
+from indictune.data.health.mojibake import Mojibake
 from indictune.data.languages import language_of
-from indictune.data.mojibake import Mojibake
 from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
@@ -36,7 +37,6 @@ from indictune.data.rows import (
     write_facts,
     write_table,
 )
-from indictune.data.same_texts import repeated_rows
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]

@@ -208,7 +208,7 @@ def sources_by_split(
     elif name is not None:
         with problems.collecting():
             if name.startswith(BUILTIN_PREFIX):
-                raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=builtin)
+                raise UserError("no-such-name", "--dataset_name", name, kind="built-in dataset", known=builtin)
             found = _used_splits(name, args.dataset_config_name, is_read=not problems)
             sources = {split: _source(f"{name}/{split}", _origin(name), rows, read) for split, rows in found.items()}
     if args.train_files:

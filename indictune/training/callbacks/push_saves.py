@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.checkpoint import store
-from indictune.hub.push import model_files, published
+from indictune.hub.publish import model_files, published
 from indictune.hub.upload import Destination, PushError, reason_of, upload
 
 logger = logging.getLogger(__name__)

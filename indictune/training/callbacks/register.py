@@ -19,7 +19,7 @@ from transformers import (
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.config.task_names import PARITY_TRACE
-from indictune.hub.push import destination_of
+from indictune.hub.publish import destination_of
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.training import bad_steps

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from indictune.evaluation.breakdown import SPLITS, Breakdown, Group
-from indictune.evaluation.intervals import Estimate
-from indictune.hub.card_facts import NOT_OF_THE_TRAINING, Facts, public_value
-from indictune.hub.card_metadata import scores_in
-from indictune.report.run_facts import RunFacts
+from indictune.hub.card_facts import (
+    GROUPS,
+    NOT_OF_THE_TRAINING,
+    RATIOS,
+    CardFacts,
+    block_rows,
+    group_cells,
+    label_rows,
+    public_value,
+    with_interval,
+)
+from indictune.report.reported_run import ReportedRun
 
-_GROUPS = ("language", "script", "length")
-_RATIOS = ("precision", "recall", "f1")
+DIGITS = 3  # of a score
 _LONGEST_VALUE = 200
 _MOST_CELLS = 10_000  # of all matrices
 _MOST_LANGUAGES = 24
@@ -37,11 +44,6 @@ class Matrix:
     rows: Sequence[tuple[str, Sequence[tuple[int, float]]]]
 
 
-def shown(score: Estimate) -> str:
-    """A score with its interval."""
-    return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
-
-
 def spaced(name: str) -> str:
     """A name of a score in words."""
     return name.replace("_", " ").replace("f1", "F1")
@@ -52,51 +54,34 @@ def titled(name: str) -> str:
     return spaced(name)[:1].upper() + spaced(name)[1:]
 
 
-def scores(run: RunFacts) -> list[Table]:
+def score_tables(run: ReportedRun) -> list[Table]:
     """Scores of all rows and of each group, and of each label."""
     if run.breakdown is None:
         block = run.facts.metrics.get(run.split)
-        return [_block(block, SPLITS[run.split])] if block else []
-    found = _groups(run.breakdown, "Scores")
+        if not block:
+            return []
+        names, rows = block_rows(block, DIGITS)
+        return [Table(f"Scores of the {SPLITS[run.split]} rows", ["", "rows", *map(spaced, names)], rows)]
+    found = _group_tables(run.breakdown, "Scores")
     for split, each in run.facts.breakdowns.items():
         if each.written is not None:
-            found += _groups(each.written, f"Answers that the model wrote, {SPLITS[split]} rows")
-    if labels := run.breakdown.overall.per_label:
-        body = [
-            [label, f"{each.support:,}", *(shown(getattr(each, ratio)) for ratio in _RATIOS)]
-            for label, each in labels.items()
-        ]
-        found.append(Table("Scores by label", ["", "rows", *_RATIOS], body))
+            found += _group_tables(each.written, f"Answers that the model wrote, {SPLITS[split]} rows")
+    if rows := label_rows(run.breakdown.overall, DIGITS):
+        found.append(Table("Scores by label", ["", "rows", *RATIOS], rows))
     return found
 
 
-def _groups(breakdown: Breakdown, title: str) -> list[Table]:
+def _group_tables(breakdown: Breakdown, title: str) -> list[Table]:
     """The scores by language, script and length."""
     names, found = list(breakdown.overall.scores), list[Table]()
     header = ["", "rows", *map(spaced, names)]
-    for what in _GROUPS:
+    for what in GROUPS:
         groups = breakdown.by.get(what) or {}
-        body = [[value, *_cells(group, names)] for value, group in groups.items()]
-        caption = f"{title} by {what}{', in tokens' if what == 'length' else ''}"
         if len(groups) > 1 or what == "language":
-            found.append(Table(caption, header, [["all", *_cells(breakdown.overall, names)], *body]))
+            caption = f"{title} by {what}{', in tokens' if what == 'length' else ''}"
+            named = [("all", breakdown.overall), *groups.items()]
+            found.append(Table(caption, header, [[name, *group_cells(each, names, DIGITS)] for name, each in named]))
     return found
-
-
-def _cells(group: Group, names: Sequence[str]) -> list[str]:
-    return [f"{group.num_examples:,}", *(shown(group.scores[name]) for name in names)]
-
-
-def _block(block: Mapping[str, Any], split: str) -> Table:
-    """Scores in a block of `metrics.json`, of a task without `evaluation.json`."""
-    languages: Mapping[str, Any] = block.get("per_language") or {}
-    names = [name for name, _ in scores_in(block)]
-    body = []
-    for name, each in (("all", block), *languages.items()):
-        known = dict(scores_in(each))
-        cells = (f"{known[score]:.3f}" if score in known else "" for score in names)
-        body.append([name, f"{each.get('num_examples', 0):,}", *cells])
-    return Table(f"Scores of the {split} rows", ["", "rows", *map(spaced, names)], body)
 
 
 def largest_languages(breakdown: Breakdown, most: int) -> dict[str, Group]:
@@ -122,7 +107,7 @@ def matrices(breakdown: Breakdown) -> list[Matrix]:
     return found
 
 
-def settings(facts: Facts) -> tuple[Table, Table]:
+def setting_tables(facts: CardFacts) -> tuple[Table, Table]:
     """What the user chose, and all other settings."""
     public = public_settings(facts)
     chosen = [[name, value] for name, value in public.items() if name in facts.chosen]
@@ -131,7 +116,7 @@ def settings(facts: Facts) -> tuple[Table, Table]:
     return Table("Chosen", header, chosen), Table("Defaults, and what followed from the run", header, others)
 
 
-def public_settings(facts: Facts) -> dict[str, str]:
+def public_settings(facts: CardFacts) -> dict[str, str]:
     """The configuration without what is of this machine or of a push, as texts."""
     return {
         name: _value(name, value)
@@ -146,7 +131,7 @@ def _value(name: str, value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
-def environment(facts: Facts) -> Table:
+def environment_table(facts: CardFacts) -> Table:
     """Where and on what the run trained, and what it took."""
     metrics = facts.metrics
     train: Mapping[str, Any] = metrics.get("train") or {}
@@ -171,7 +156,7 @@ def _of(block: Mapping[str, Any], name: str, form: str) -> str | None:
     return form.format(value) if isinstance(value, int | float) else None
 
 
-def data(facts: Facts) -> Table | None:
+def data_table(facts: CardFacts) -> Table | None:
     """Training rows by language and label."""
     found: Mapping[str, Any] = facts.metrics.get("data") or {}
     if "rows" not in found:
@@ -181,7 +166,7 @@ def data(facts: Facts) -> Table | None:
     return Table("Training rows", ["", "rows"], [["all", f"{found['rows']:,}"], *body])
 
 
-def health(run: RunFacts) -> list[Table]:
+def health_tables(run: ReportedRun) -> list[Table]:
     """The tables of `health.json`: what the tokenizer does to each language, and how often each has a label."""
     found = []
     for name, caption in (("languages", "What the tokenizer does"), ("labels", "Labels of the training rows")):
@@ -199,22 +184,22 @@ def _measured(name: str, value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def compared_scores(runs: Sequence[RunFacts]) -> list[Table]:
+def compared_scores(runs: Sequence[ReportedRun]) -> list[Table]:
     """The main scores of the runs, of all rows and by language."""
     known = [(run, run.breakdown) for run in runs if run.breakdown is not None]
     found = []
     for name in dict.fromkeys(name for _, each in known for name in each.overall.scores):
         here = [(run, each) for run, each in known if name in each.overall.scores]
         languages = dict.fromkeys(language for _, each in here for language in each.by["language"])
-        body = [["all", *(shown(each.overall.scores[name]) for _, each in here)]]
+        body = [["all", *(with_interval(each.overall.scores[name], DIGITS) for _, each in here)]]
         for language in sorted(languages):
             groups = [each.by["language"].get(language) for _, each in here]
-            body.append([language, *(shown(group.scores[name]) if group else "" for group in groups)])
+            body.append([language, *(with_interval(group.scores[name], DIGITS) if group else "" for group in groups)])
         found.append(Table(titled(name), ["", *(run.name for run, _ in here)], body))
     return found
 
 
-def compared_settings(runs: Sequence[RunFacts]) -> Table | None:
+def compared_settings(runs: Sequence[ReportedRun]) -> Table | None:
     """The settings in which the runs differ; None if fewer than two have settings. An evaluation has none."""
     each = {run.name: found for run in runs if (found := public_settings(run.facts))}
     if len(each) < 2:
@@ -225,9 +210,9 @@ def compared_settings(runs: Sequence[RunFacts]) -> Table | None:
     return Table("Settings that differ", ["setting", *each], differing)
 
 
-def compared_environments(runs: Sequence[RunFacts]) -> Table:
+def compared_environments(runs: Sequence[ReportedRun]) -> Table:
     """Where the runs trained, side by side."""
-    each = [{row[0]: row[1] for row in environment(run.facts).rows} for run in runs]
+    each = [{row[0]: row[1] for row in environment_table(run.facts).rows} for run in runs]
     names = dict.fromkeys(name for rows in each for name in rows)
     body = [[name, *(rows.get(name, "") for rows in each)] for name in names]
     return Table("Environment", ["", *(run.name for run in runs)], body)

@@ -27,13 +27,17 @@ from transformers import PreTrainedTokenizerBase
 from indictune.console_text import table
 from indictune.data.cache import build_once
 from indictune.data.columns import shortened
-from indictune.data.findings import MAX_EXAMPLES, Finding
-from indictune.data.label_balance import label_balance, labels_of_no_class
-from indictune.data.label_sources import label_sources
+from indictune.data.health.duplicates import near_duplicates
+from indictune.data.health.findings import MAX_EXAMPLES, Finding
+from indictune.data.health.label_findings import label_balance, label_sources, labels_of_no_class
+from indictune.data.health.tokenizer_health import (
+    LanguageHealth,
+    language_health,
+    language_table,
+    sample_of_languages,
+)
 from indictune.data.labels import REGRESSION, names
-from indictune.data.near_duplicates import near_duplicates
 from indictune.data.rows import StoredRows
-from indictune.data.tokenizer_health import MEASURED_ROWS, LanguageHealth, language_health, language_table
 from indictune.errors import Problems, problem
 from indictune.files import HEALTH
 
@@ -60,7 +64,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Health:
+class RowHealth:
     """The content of `health.json`: see above."""
 
     rows: dict[str, int]
@@ -73,13 +77,13 @@ class Health:
         return asdict(self) | {"findings": [each.as_json() for each in self.findings]}
 
     @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Health:
+    def from_json(content: Mapping[str, Any]) -> RowHealth:
         """What `as_json` gave."""
         findings = [
             Finding(**{name: value for name, value in each.items() if name != "share"}) for each in content["findings"]
         ]
         languages = [LanguageHealth(**each) for each in content["languages"]]
-        return Health(content["rows"], languages, content["labels"], findings)
+        return RowHealth(content["rows"], languages, content["labels"], findings)
 
     def __str__(self) -> str:
         """Tables of languages and labels, and a line for each finding."""
@@ -95,7 +99,7 @@ class Health:
         )
 
 
-def check_health(health: Health | None, configuration: Mapping[str, Any]) -> None:
+def check_health(health: RowHealth | None, configuration: Mapping[str, Any]) -> None:
     """Refuse rows that pass a limit, such as `--max_collision_share`, in the configuration of a run.
 
     Raises:
@@ -110,14 +114,14 @@ def check_health(health: Health | None, configuration: Mapping[str, Any]) -> Non
     problems.raise_any()
 
 
-def measured_once(parts: Sequence[object], make: Callable[[], Health]) -> Health:
+def measured_once(parts: Sequence[object], make: Callable[[], RowHealth]) -> RowHealth:
     """What `make` gives on the first call with these parts, which say what it depends on; `build_once` keeps it."""
 
     def write(folder: Path) -> None:
         (folder / HEALTH).write_text(json.dumps(make().as_json()), encoding="utf-8")
 
     folder = build_once("health", parts, "The health of the rows", write)
-    return Health.from_json(json.loads((folder / HEALTH).read_text(encoding="utf-8")))
+    return RowHealth.from_json(json.loads((folder / HEALTH).read_text(encoding="utf-8")))
 
 
 def measure(
@@ -127,7 +131,7 @@ def measure(
     found: Sequence[Finding],
     problem_type: str | None = None,
     has_labels: bool = True,
-) -> Health:
+) -> RowHealth:
     """Measure the rows of a run. Of more than 50,000 training rows, a random sample is compared with the others.
 
     Args:
@@ -139,19 +143,18 @@ def measure(
         has_labels: whether rows have a column `label`.
     """
     train = splits["train"]
-    codes, languages = _coded(train.rows.table["language"])
-    order = np.random.default_rng(0).permutation(len(codes))
-    compared = np.zeros(len(codes), np.bool_)
-    compared[order[:_MAX_TRAIN]] = True
-    of_language = [order[codes[order] == code][:MEASURED_ROWS] for code in range(len(languages))]
+    languages = train.rows.table["language"]
+    compared = _sample(len(languages), _MAX_TRAIN)
+    of_language = sample_of_languages(languages)
     wanted = compared.copy()
-    wanted[np.concatenate(of_language)] = True
+    wanted[np.concatenate(list(of_language.values()))] = True
     texts = train.some(wanted)
-    findings, measured, counts = list(found), [], np.bincount(codes)
-    for code in np.argsort(languages).tolist():
-        language, some = languages[code], [texts[row] for row in of_language[code].tolist()]
+    findings, measured = list(found), []
+    rows_of = {each["values"]: each["counts"] for each in languages.value_counts().to_pylist()}
+    for language, rows in sorted(of_language.items()):
         of_rows = cut if isinstance(cut, int) else cut.get(language, 0.0)
-        health, more = language_health(language, int(counts[code]), some, tokenizer, of_rows)
+        some = [texts[row] for row in rows.tolist()]
+        health, more = language_health(language, rows_of[language], some, tokenizer, of_rows)
         measured.append(health)
         findings += more
     has_classes = has_labels and problem_type != REGRESSION
@@ -161,8 +164,15 @@ def measure(
     balance: list[dict[str, Any]] = []
     if has_classes:
         balance = label_balance(train.rows.table, problem_type)
-        findings += [*labels_of_no_class(balance, len(codes)), *_sources(train.rows, sample, problem_type)]
-    return Health({name: len(split.rows) for name, split in splits.items()}, measured, balance, findings)
+        findings += [*labels_of_no_class(balance, len(languages)), *_sources(train.rows, sample, problem_type)]
+    return RowHealth({name: len(split.rows) for name, split in splits.items()}, measured, balance, findings)
+
+
+def _sample(rows: int, most: int) -> np.ndarray:
+    """Which rows are in a random sample of at most `most`, bool [rows]."""
+    chosen = np.zeros(rows, np.bool_)
+    chosen[np.random.default_rng(0).permutation(rows)[:most]] = True
+    return chosen
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
@@ -174,9 +184,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
 def _near_duplicates(
     name: str, split: Split, train: Split, sample: Mapping[int, str], has_classes: bool
 ) -> Iterator[Finding]:
-    chosen = np.zeros(len(split.rows), np.bool_)
-    chosen[np.random.default_rng(0).permutation(len(chosen))[:_MAX_HELD_OUT]] = True
-    texts, numbers = split.some(chosen), list(sample)
+    texts, numbers = split.some(_sample(len(split.rows), _MAX_HELD_OUT)), list(sample)
     held_out = list(texts)
     found = near_duplicates(list(sample.values()), list(texts.values()))
     if not found:

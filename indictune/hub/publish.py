@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _DOCUMENTS = (CARD, METRICS, EVALUATION, BASELINE, "report.html", "figures/*.png")
 
 
-def name_of(hub_model_id: str | None, output_dir: Path) -> str:
+def repository_name(hub_model_id: str | None, output_dir: Path) -> str:
     """The name of the repository, as the Trainer chooses it (5.23). Without a namespace it is in the user's own."""
     return hub_model_id or output_dir.absolute().name
 
@@ -62,7 +62,7 @@ def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
         if trainer.is_world_process_zero():
             check_write(str(trainer.hub_model_id))
     except Exception as error:
-        refusal = refusal_of(error, "--push_to_hub", name_of(trainer.args.hub_model_id, folder))
+        refusal = refusal_of(error, "--push_to_hub", repository_name(trainer.args.hub_model_id, folder))
         if not store.checkpoints_in(folder):
             raise refusal from error
         logger.warning("%s This run continues, and its push at the end tries again.", refusal.message)
@@ -92,12 +92,12 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
     """
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
-        name = trainer.hub_model_id or name_of(trainer.args.hub_model_id, folder)
+        name = trainer.hub_model_id or repository_name(trainer.args.hub_model_id, folder)
         trainer.hub_model_id = name  # type: ignore[assignment]  # unset if the Hub did not answer when the run began
         write_json(folder / NOT_PUSHED, published(folder, saved))
 
 
-def push(folder: Path, args: IndicTrainingArguments) -> None:
+def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     """Upload what a finished run has not pushed yet, if anything: its model, card, metrics and report.
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
@@ -124,7 +124,7 @@ def push(folder: Path, args: IndicTrainingArguments) -> None:
 
 def destination_of(folder: Path, args: IndicTrainingArguments) -> Destination:
     """Where a run pushes to."""
-    return Destination(name_of(args.hub_model_id, folder), args.hub_private_repo, args.hub_revision)
+    return Destination(repository_name(args.hub_model_id, folder), args.hub_private_repo, args.hub_revision)
 
 
 def published(folder: Path, saved: Collection[str]) -> list[str]:

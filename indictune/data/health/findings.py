@@ -58,7 +58,10 @@ class Found:
 
     def facts(self) -> dict[str, Any]:
         """As `write_facts` stores them. The notes include the warnings."""
-        return {"notes": self.notes + warnings(self.findings), "findings": [asdict(each) for each in self.findings]}
+        return {
+            "notes": self.notes + warning_notes(self.findings),
+            "findings": [asdict(each) for each in self.findings],
+        }
 
 
 def findings_in(facts: Mapping[str, Any]) -> list[Finding]:
@@ -66,6 +69,6 @@ def findings_in(facts: Mapping[str, Any]) -> list[Finding]:
     return [Finding(**each) for each in facts["findings"]]
 
 
-def warnings(findings: Iterable[Finding]) -> list[str]:
+def warning_notes(findings: Iterable[Finding]) -> list[str]:
     """The notes that a run warns of."""
     return [each.note for each in findings if each.warns]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import ftfy
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import shortened
-from indictune.data.findings import Finding
+from indictune.data.health.findings import Finding
 
 # The first bytes of Indic letters, emoji and Arabic letters in UTF-8, read as Windows-1252 or Latin-1; and the
 # first two after a second such mistake. Few right texts have one, so that ftfy, which decides, reads few texts.
@@ -45,6 +44,8 @@ class Mojibake:
 
     def _decode(self, text: str, line: int) -> None:
         """Count a text whose other decoding has more Indic letters or emoji."""
+        import ftfy  # slow
+
         mended = ftfy.fix_encoding(text)
         if mended != text and len(_MEANT.findall(mended)) > len(_MEANT.findall(text)):
             self.count += 1

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -15,20 +16,20 @@ import yaml
 from huggingface_hub import SpaceCardData
 
 from indictune.config.arguments import ModelArguments
-from indictune.demo.kind import talks
 from indictune.errors import UserError
 from indictune.files import write_whole
 from indictune.hub.card import CARD
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.public_text import escaped
-from indictune.hub.push import model_files, published
+from indictune.hub.publish import model_files, published
+from indictune.models.adapters import config_file, continues_texts
 from indictune.models.atomic_folder import check_output_folder, whole_folder
 from indictune.models.trusted_files import ADAPTER_CONFIG
-from indictune.prediction.served_model import classifier_config
-from indictune.report.write import write_without_texts
+from indictune.prediction.served_classifier import classifier_config
+from indictune.report.report_page import write_without_texts
 
 # Module of the package -> file of a Space.
-_SHARED = {"indictune.demo.page": "page.py", "indictune.data.languages": "languages.py"}
+_SHARED = {"indictune.demo.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
 _PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
 _FLAG = "--export"
 _ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -46,7 +47,7 @@ The texts that you type stay on the machine that runs the page.
 """
 
 
-def export(model: Path, target: Path) -> None:
+def write_space(model: Path, target: Path) -> None:
     """Write app, requirements, README and the model's files, all or nothing.
 
     Args:
@@ -76,7 +77,7 @@ def _files(model: Path, is_talker: bool) -> dict[str, str]:
     """Name -> content of the files next to the model's."""
     title = model.resolve().name
     app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
-    modules = ["indictune.demo.page", *([] if is_talker else ["indictune.data.languages"])]
+    modules = ["indictune.demo.gradio_pages", *([] if is_talker else ["indictune.data.languages"])]
     packages = _PACKAGES if is_talker else (*_PACKAGES, "lingua-language-detector")
     needed = [f"{name}=={version(name).partition('+')[0]}" for name in packages]  # without the build, as in 2.13.0+cpu
     return {
@@ -113,3 +114,10 @@ def _readme(model: Path, title: str) -> str:
         colorTo="green",
     )
     return f"---\n{metadata.to_yaml()}\n---\n\n{_README.format(title=escaped(title), gradio=version('gradio'))}"
+
+
+def talks(folder: Path) -> bool:
+    """Whether the folder holds a language model. A folder without a model does not."""
+    with suppress(OSError, ValueError, AttributeError):  # whoever reads the model reports these
+        return continues_texts(json.loads(config_file(folder).read_text(encoding="utf-8")).get("architectures"))
+    return False

@@ -15,7 +15,7 @@ from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, SPLITS, Breakdown
 from indictune.evaluation.mistakes import read_mistakes
 from indictune.files import HEALTH, SAMPLES, json_or_nothing
-from indictune.hub.card_facts import Facts, facts_of
+from indictune.hub.card_facts import CardFacts, card_facts_of
 
 _TRAIN_LOG = "train_log.jsonl"
 _MOST_POINTS = 400  # of a curve
@@ -30,7 +30,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ReportedRun:
     """A run, as its report sees it.
 
     Attributes:
@@ -44,7 +44,7 @@ class RunFacts:
     """
 
     name: str
-    facts: Facts
+    facts: CardFacts
     log: Sequence[dict[str, Any]]
     evaluations: Sequence[dict[str, Any]]
     mistakes: dict[str, list[dict[str, Any]]]
@@ -72,14 +72,14 @@ class RunFacts:
         return Curve(steps, values)
 
 
-def read_run(folder: Path, name: str | None = None) -> RunFacts:
+def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     """Read a run's folder, or that of an evaluation.
 
     Raises:
         UserError: `report-needs-run` or `unreadable`.
     """
     try:
-        facts = facts_of(folder, None, folder)
+        facts = card_facts_of(folder, None, folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError("unreadable", "indictune report", f"{folder}: its {EVALUATION}", reason=reason) from error
@@ -89,7 +89,7 @@ def read_run(folder: Path, name: str | None = None) -> RunFacts:
     evaluations = [row for row in _history(folder) if "eval_loss" in row and "step" in row]
     mistakes, health = read_mistakes(folder), json_or_nothing(folder / HEALTH)
     answers = [row for row in _json_lines(folder / SAMPLES) if {"prompt", "reference", "answer"} <= row.keys()]
-    return RunFacts(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
+    return ReportedRun(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 
-from indictune.demo.page import Answer, Classify, Message, Reply
-from indictune.prediction.classifier import Classifier
+from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
 from indictune.prediction.labelled_rows import as_records, label, text_batch
+from indictune.prediction.served_classifier import Classifier
 from indictune.training.talker import Talker, TooLongError
 
 
-def classifying(classifier: Classifier) -> Classify:
+def classify_with(classifier: Classifier) -> Classify:
     """Labels a text as `indictune predict` does."""
 
     def classify(text: str) -> Answer:
@@ -27,7 +27,7 @@ def classifying(classifier: Classifier) -> Classify:
     return classify
 
 
-def replying(talker: Talker) -> Reply:
+def reply_with(talker: Talker) -> Reply:
     """Answers a conversation as `indictune chat` does. One answer is made at a time."""
     one_at_a_time = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The labelled windows of an unfinished command, on disk until all are there: a killed command goes on after them."""
+"""Keep the labelled windows of an unfinished command on disk: a killed command resumes. Show its progress."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
+from tqdm import tqdm
 
 from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.data.cache import write_through
 from indictune.data.rows import stored_batches
 from indictune.errors import UserError
-from indictune.prediction.writers import writer_of
+from indictune.prediction.labelled_rows import writer_of
+from indictune.progress import OWN_PROGRESS
 
 FLAG = "--output_file"
 _JOB = "job.json"
 _WINDOW = ".arrow"
 LOOK_EVERY_S = 0.2
 WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
+_TELL_EVERY_S = 30.0
 
 
-class Windows:
+class LabelledWindows:
     """Labelled windows in a hidden folder next to the output, one file each. All ranks share the folder.
 
     Args:
@@ -186,3 +191,61 @@ def _write_whole(output: Path, unfinished: Path, batches: Iterable[pa.RecordBatc
         write_through(output.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+class LabellingProgress:
+    """The progress of one command, on standard error.
+
+    Args:
+        rows: of the file.
+        done: rows that an earlier, killed command has labelled.
+        is_shown: whether this process shows it.
+    """
+
+    def __init__(self, rows: int, done: int, is_shown: bool) -> None:
+        self._rows = rows
+        self._began_with = self._done = min(done, rows)
+        self._began = self._told = time.monotonic()
+        self._is_shown = is_shown
+        on_terminal = is_shown and sys.stderr.isatty()
+        self._bar = tqdm(total=rows, initial=self._done, unit=" rows", disable=not on_terminal, dynamic_ncols=True)
+        if is_shown and self._done:
+            self._tell(f"resuming: {self._done:,} of {rows:,} rows are labelled")
+
+    def show(self, done: int) -> None:
+        """Show that so many rows are labelled."""
+        done = min(done, self._rows)
+        OWN_PROGRESS.moved()
+        self._bar.update(done - self._done)
+        self._done = done
+        if self._is_shown and self._bar.disable and time.monotonic() - self._told > _TELL_EVERY_S:
+            self._told = time.monotonic()
+            left_s = (self._rows - done) / max(self._rate, 1e-9)
+            self._tell(f"{done:,} of {self._rows:,} rows, {self._rate:,.0f} rows/s, {duration(left_s)} left")
+
+    @property
+    def _rate(self) -> float:
+        return (self._done - self._began_with) / (time.monotonic() - self._began)
+
+    def _tell(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._is_shown and kind is None:
+            labelled = self._done - self._began_with
+            self._tell(f"{labelled:,} rows in {duration(time.monotonic() - self._began)} ({self._rate:,.0f} rows/s)")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `5 s`, `3 min` or `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
