@@ -28,6 +28,8 @@ from benchmarks.axes import CASES, MICRO_BATCHES, ROWS, TOKENS, Case, measure, w
 from benchmarks.communication import count_peak, in_types
 from benchmarks.environment import environment, write, write_results
 from indictune.cli import EXIT_REFUSED
+from indictune.commands.prepare import task_of_flags
+from indictune.config.read_words import read_flags
 from indictune.console_text import table
 from indictune.distributed.out_of_memory import estimated
 from indictune.distributed.planning.calibration import CALIBRATION
@@ -35,7 +37,6 @@ from indictune.distributed.planning.held import PARTS
 from indictune.distributed.planning.sent_bytes import Sizes, Split
 from indictune.models.builtin import resolve
 from indictune.preflight.derive import plan_of_rows
-from indictune.training.prepare import task_of_flags
 
 # Files that only share the batch: the engine, and what it splits.
 DATA: dict[str, tuple[str, Split]] = {
@@ -123,7 +124,7 @@ def compare_peak(
         flags += () if task == "llama" else ("--active_vocabulary", "off")
         flags += () if torch.cuda.is_available() else ("--dropout", "0")
         files = ("--train_file", str(write_rows(folder, task == "llama")), "--validation_split", "0")
-        recipe, own = task_of_flags([*files, *flags, "--output_dir", str(folder / "run")])
+        recipe, own = task_of_flags(read_flags([*files, *flags, "--output_dir", str(folder / "run")]))
         plan = plan_of_rows(recipe, own)[0]
         memory = estimated(plan)
         assert memory is not None

@@ -32,7 +32,7 @@ from benchmarks.environment import environment, write_results
 from benchmarks.preparation import words
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from indictune.config.arguments import ModelArguments
-from indictune.config.command_arguments import PredictArguments
+from indictune.config.shared_arguments import ClassifierArguments
 from indictune.console_text import table
 from indictune.models.classifier import load_classifier as new_classifier
 from indictune.models.load import load_tokenizer
@@ -86,7 +86,7 @@ def measure(folder: Path, rows: list[str], repeats: int) -> dict[str, Any]:
     The batch sizes of the pipeline are tried on half of the rows. The two fastest take part in all repeats.
     """
     classify: Any = pipeline("text-classification", str(folder), device="cpu", dtype=torch.float32)
-    classifier = load_served_classifier(PredictArguments(model=str(folder), max_length=MAX_LENGTH))
+    classifier = load_served_classifier(ClassifierArguments(model=str(folder), max_length=MAX_LENGTH))
 
     def by_pipeline(some: list[str], batch_size: int) -> float:
         return speed(lambda: classify(some, batch_size=batch_size, truncation=True, top_k=None), len(some))

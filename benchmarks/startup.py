@@ -37,7 +37,7 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "import transformers' arguments and LLaMA": ["-c", "from transformers import LlamaForCausalLM, TrainingArguments"],
     "imports of a run": ["-c", "import scripts.train_sentiment"],
-    "imports of a plan": ["-c", "import indictune.training.plan_command"],
+    "imports of a plan": ["-c", "import indictune.commands.plan"],
 }
 # A typing error ends with code 2.
 TYPED = {

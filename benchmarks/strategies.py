@@ -15,7 +15,8 @@ from io import StringIO
 from pathlib import Path
 
 from benchmarks.environment import environment, write_results
-from indictune.parity.command import parity_command
+from indictune.commands.parity import run_parity
+from indictune.config.read_words import read_flags
 
 RECIPE = "recipes/sentiment/demo.yaml"
 PICTURE = Path(__file__).parents[1] / "docs/images/strategies.png"
@@ -33,7 +34,7 @@ def main() -> None:
     about, said = environment(), StringIO()
     flags = ("--strategies", ",".join(STRATEGIES), "--steps", steps, "--json", "--plot", str(PICTURE))
     with redirect_stdout(said):
-        code = parity_command([RECIPE, *flags])
+        code = run_parity(read_flags([RECIPE, *flags]))
     results = {"environment": about, "recipe": RECIPE, **json.loads(said.getvalue())}
     print(f"written to {write_results('strategies', results)}")
     print(f"drawn in {PICTURE}")

@@ -13,25 +13,12 @@ import re
 import string
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from docs import method_matrix, plan_tables, recipe_memory, strategy_files
-from indictune.config.command_arguments import (
-    CheckpointArguments,
-    DoctorArguments,
-    EvaluateArguments,
-    ExportArguments,
-    InspectArguments,
-    MergeArguments,
-    ParityArguments,
-    PlanArguments,
-    PredictArguments,
-    PushArguments,
-    ReportArguments,
-    TalkArguments,
-)
-from indictune.config.serving_arguments import DemoArguments, ServeArguments
+from indictune.commands import VERBS
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -46,20 +33,9 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
-    "inspect": InspectArguments,
-    "plan": PlanArguments,
-    "doctor": DoctorArguments,
-    "parity": ParityArguments,
-    "evaluate": EvaluateArguments,
-    "report": ReportArguments,
-    "predict": PredictArguments,
-    "chat": TalkArguments,
-    "serve": ServeArguments,
-    "demo": DemoArguments,
-    "merge": MergeArguments,
-    "export": ExportArguments,
-    "push": PushArguments,
-    "checkpoint": CheckpointArguments,
+    verb: arguments
+    for verb in VERBS
+    if (arguments := getattr(import_module(f"indictune.commands.{verb}"), f"{verb.capitalize()}Flags", None))
 }
 TRAINING_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
 

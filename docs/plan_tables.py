@@ -10,9 +10,10 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from benchmarks.axes_jobs import ENCODER, LARGE, SMALL
+from indictune.commands.plan import ranking_of_flags
+from indictune.commands.plan_text import header, line, other_methods, why_not
+from indictune.config.read_words import read_flags
 from indictune.console_text import table
-from indictune.training.plan_command import planned
-from indictune.training.plan_text import header, line, other_methods, why_not
 
 # Name of the section -> the configuration that stands for the model of its recipe, which is on the Hub.
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -38,7 +39,7 @@ def answer(name: str, words: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         CONFIGS[name].save_pretrained(folder)
         typed = shlex.split(words.replace("\\\n", " "))
-        *_, ranking = planned(["--config", *typed, "--model_name_or_path", folder])
+        *_, ranking = ranking_of_flags(read_flags(["--config", *typed, "--model_name_or_path", folder]))
     fitting = [each for each in ranking.own if each.fits]
     lines = table(header(ranking), [line(ranking, each) for each in fitting[:ROWS]]).splitlines()
     lines += other_methods(ranking)

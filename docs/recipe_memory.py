@@ -13,11 +13,12 @@ import yaml
 from transformers import LlamaConfig, PreTrainedConfig
 
 from benchmarks.axes_jobs import ENCODER, LARGE, SMALL
+from indictune.commands.plan import ranking_of_flags
+from indictune.commands.ranking import MICRO_BATCHES
+from indictune.config.read_words import read_flags
 from indictune.console_text import shown_bytes
 from indictune.distributed.planning.calibration import calibration
 from indictune.distributed.planning.candidates import Candidate
-from indictune.training.plan_command import planned
-from indictune.training.planned_command import MICRO_BATCHES
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").rglob("*.yaml"))
 COMMAND = re.compile(r"accelerate_configs/(\w+)\.yaml(?: --num_processes (\d+))?")
@@ -48,7 +49,7 @@ def candidate_of(path: Path) -> Candidate:
         if name in CONFIGS:
             CONFIGS[name].save_pretrained(folder)
             words += ["--model_name_or_path", folder]
-        *_, ranking = planned(words)
+        *_, ranking = ranking_of_flags(read_flags(words))
     return next(each for each in ranking.own if each.strategy == strategy)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from indictune.config.task_names import STATUS_FILE
 from indictune.errors import UserError
+from indictune.files import json_or_nothing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,17 +88,20 @@ def train(
         RuntimeError: the run failed.
         KeyboardInterrupt: it was interrupted, and can be resumed by `resume_from_checkpoint="auto"`.
     """
+    from indictune.commands.train import read_asked, with_defaults
     from indictune.config.read_words import to_flags
-    from indictune.train_command import read_asked, with_defaults
 
     given = {**(recipe if isinstance(recipe, Mapping) else {}), **overrides}
     task = given.pop("task", None)
     words = [str(word) for word in (task, None if isinstance(recipe, Mapping) else recipe) if word is not None]
     asked = read_asked([*words, *to_flags(given)])
-    if asked.dry_run:
+    if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
     asked = with_defaults(asked)
-    launch = {"strategy": strategy or asked.strategy, "num_processes": num_processes or asked.num_processes}
+    launch = {
+        "strategy": strategy or asked.launch.strategy,
+        "num_processes": num_processes or asked.launch.num_processes,
+    }
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 
@@ -179,51 +186,44 @@ def _json(path: Path) -> dict[str, Any]:
 def _run(words: Sequence[str]) -> None:
     """Run a verb, show its output with a progress bar, and raise what it ends with."""
     command = [sys.executable, "-m", "indictune", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as running:
-        assert running.stdout is not None
-        try:
-            message = _show(running.stdout)
-            code = running.wait()
-        except KeyboardInterrupt:
-            running.send_signal(signal.SIGTERM)  # it saves a checkpoint
-            running.wait()
-            raise
+    with TemporaryDirectory(prefix="indictune-") as folder:
+        status = Path(folder, "status.json")
+        code = _shown_until_end(command, {**os.environ, STATUS_FILE: str(status)})
+        ended = json_or_nothing(status)
+    message = ended.get("message", "")
     if code == _REFUSED:
-        raise UserError(problems=list(_problems(message)) or [Reported("", "", message)])
+        problems = [Reported(**each) for each in ended.get("problems", ())]
+        raise UserError(problems=problems or [Reported("", "", message)])
     if code == _STOPPED:
         raise KeyboardInterrupt(message)
     if code != 0:
         raise RuntimeError(message or f"`indictune {words[0]}` ended with code {code}")
 
 
-def _show(lines: Iterable[str]) -> str:
-    """Print the lines of a run, and move a bar by its steps; returns the message that it ends with, if any."""
+def _shown_until_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command and show its output; returns its exit code."""
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environ, encoding="utf-8", **pipe) as running:
+        assert running.stdout is not None
+        try:
+            _show(running.stdout)
+            return running.wait()
+        except KeyboardInterrupt:
+            running.send_signal(signal.SIGTERM)  # it saves a checkpoint
+            running.wait()
+            raise
+
+
+def _show(lines: Iterable[str]) -> None:
+    """Print the lines of a run; those of its steps move a bar."""
     from tqdm.auto import tqdm
 
-    message: list[str] = []
     is_hidden = False if "ipykernel" in sys.modules else None  # None: hidden unless on a terminal
     with tqdm(unit="step", disable=is_hidden) as bar:
         for line in lines:
-            if message and line.startswith(" "):
-                message.append(line)
-                continue
-            bar.write("".join(message), end="")
-            message.clear()
-            if line.startswith("indictune: "):
-                message.append(line)
-                continue
             if not bar.disable and (step := _STEP.search(line)):
                 bar.total = int(step[2])
                 bar.set_postfix_str(step[3].strip(), refresh=False)
                 bar.update(int(step[1]) - bar.n)
             else:
                 bar.write(line, end="")
-    return "".join(message).removeprefix("indictune: ").strip()
-
-
-def _problems(message: str) -> Iterator[Reported]:
-    """The problems of a refusal: one line, or a numbered list."""
-    for line in message.splitlines():
-        if found := re.fullmatch(r"(?:\s*\d+\. )?(.* \[([\w-]+)\])", line):
-            flag = re.match(r"--?\w+|.+?\.ya?ml: \w+", found[1])
-            yield Reported(found[2], flag[0] if flag else "", found[1])

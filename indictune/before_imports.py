@@ -12,8 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from indictune.config.flag_table import flags_of, scripts_with
-from indictune.config.help import help_of
+from indictune.config.flag_table import flags_of, help_of, scripts_with
 from indictune.config.read_words import early_problems, split_flags, unknown_name
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
 from indictune.console_text import printable

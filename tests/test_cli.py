@@ -63,7 +63,10 @@ def test_evaluate_tells_of_model_and_file_at_once(tmp_path: Path, capsys: pytest
     first, second = message.splitlines()[1:]
     assert first.endswith("[no-model]")
     assert str(test_file) in second
-    assert json.loads((out / "status.json").read_text()) == {"state": "user_error", "message": message}
+    status = json.loads((out / "status.json").read_text())
+    problems = [(each["code"], each["flag"]) for each in status.pop("problems")]
+    assert status == {"state": "user_error", "message": message}
+    assert problems == [("no-model", "--model"), ("no-such-file", "--test_file")]
 
 
 def test_evaluate_tells_of_a_model_that_cannot_be_read() -> None:

@@ -17,7 +17,6 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from indictune.checkpoint import resume, store
 from indictune.config.arguments import ModelArguments
-from indictune.config.command_arguments import CheckpointArguments
 from indictune.config.recipe import configuration_of
 from indictune.distributed import convert_state
 from indictune.errors import UserError
@@ -46,18 +45,21 @@ ADAPTER_CONFIG = "adapter_config.json"
 DESCRIPTION = ("config.json", CONFIG, RECORD, ADAPTER_CONFIG, GENERATION, *TOKENIZER_FILES, RECIPE)
 
 
-def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) -> str:
-    """Write a checkpoint's model to `args.convert_to`, whole or not at all; returns a line that says so.
+def convert(
+    checkpoint: Path, damage: Sequence[str], folder: Path, trust_remote_code: bool, trust_checkpoint: bool
+) -> str:
+    """Write a checkpoint's model to a folder, whole or not at all; returns a line that says so.
 
     Args:
-        args: of the command.
         checkpoint: to convert.
         damage: what is wrong with it, from `store.damage`.
+        folder: for the model.
+        trust_remote_code: run Python code that comes with the model.
+        trust_checkpoint: read pickles.
 
     Raises:
         UserError: the checkpoint is damaged or not trusted, or the folder cannot be written.
     """
-    folder = Path(str(args.convert_to))
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]  # a head that the base lacks is the checkpoint's
     check_output_folder(folder, FLAG)
@@ -72,9 +74,9 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
     if not convert_state.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
         names = [ADAPTER] if is_adapter else _weights_names(checkpoint)
     else:
-        check_run_folder(checkpoint, args.trust_checkpoint)
+        check_run_folder(checkpoint, trust_checkpoint)
         weights = convert_state.whole_weights(checkpoint)
-        model = None if is_adapter else _model(args, checkpoint, weights)
+        model = None if is_adapter else _model(checkpoint, weights, trust_remote_code, trust_checkpoint)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
     with whole_folder(folder, FLAG, size_bytes) as written:
@@ -128,26 +130,28 @@ def _describe(checkpoint: Path, folder: Path) -> None:
             script.unlink()
 
 
-def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tensor]) -> PreTrainedModel:
+def _model(
+    checkpoint: Path, weights: dict[str, Tensor], trust_remote_code: bool, trust_checkpoint: bool
+) -> PreTrainedModel:
     """The model with all of `weights`, and with the embedding rows that were not trained.
 
     Raises:
         RuntimeError: the weights do not fit the checkpoint's configuration.
         UserError: the model that the run started from is missing or has changed.
     """
-    about = ModelArguments(str(checkpoint), trust_remote_code=args.trust_remote_code)
+    about = ModelArguments(str(checkpoint), trust_remote_code=trust_remote_code)
     with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=args.trust_remote_code)
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
     kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, trust_remote_code=args.trust_remote_code)
+        model: PreTrainedModel = kind.from_config(config, trust_remote_code=trust_remote_code)
     if (checkpoint / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     row_ids = read_row_ids(checkpoint)
     if row_ids is not None:
         embedding = cast(nn.Embedding, model.get_input_embeddings()).weight
         (name,) = (name for name, parameter in model.named_parameters() if parameter is embedding)
-        whole = _embedding_at_start(args, checkpoint, kind, config)
+        whole = _embedding_at_start(checkpoint, kind, config, trust_remote_code, trust_checkpoint)
         if began_with_others(checkpoint, unused_digest(whole, row_ids)):
             raise UserError("embedding-of-another-model", COMMAND, checkpoint)
         whole[row_ids] = weights[name].to(whole.dtype)
@@ -161,7 +165,7 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
 
 
 def _embedding_at_start(
-    args: CheckpointArguments, checkpoint: Path, kind: type[Any], config: PreTrainedConfig
+    checkpoint: Path, kind: type[Any], config: PreTrainedConfig, trust_remote_code: bool, trust_checkpoint: bool
 ) -> Tensor:
     """[vocabulary, width], fp32: the embedding of the model that the run started from, which its recipe names.
 
@@ -175,8 +179,8 @@ def _embedding_at_start(
     base = ModelArguments(
         recipe["model_name_or_path"],
         model_revision=recipe["model_revision"],
-        trust_remote_code=args.trust_remote_code,
-        trust_checkpoint=args.trust_checkpoint,
+        trust_remote_code=trust_remote_code,
+        trust_checkpoint=trust_checkpoint,
     )
     flag = f"{checkpoint}, whose base is"
     model, _ = read_weights(kind, base, config, torch.float32, flag)

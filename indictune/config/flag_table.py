@@ -1,16 +1,38 @@
-"""All flags of all programs, from a generated file: reading it imports no other library."""
+"""All flags of all programs, as `--help` lists them, from a generated file: reading it imports no other library."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from indictune.config.task_names import SCRIPTS
 
-FILE = "flags.json"
+_FILE = "flags.json"
+
+# The flags that most runs need, by subject.
+_GROUPS = {
+    "data": ("train_file", "validation_file", "text_column", "label_column", "chat_template"),
+    "model": ("model_name_or_path", "method", "max_length"),
+    "training": ("num_train_epochs", "learning_rate", "global_batch_size", "per_device_train_batch_size", "bf16"),
+    "run": ("config", "output_dir", "resume_from_checkpoint"),
+}
+_WIDEST = 100
+# Of flags that transformers declares.
+_CLEARER = {
+    "output_dir": "Folder for the model, checkpoints, metrics and logs.",
+    "resume_from_checkpoint": "auto: continue from the newest whole checkpoint. Or the folder of a checkpoint.",
+    "num_train_epochs": "How often each training row is seen.",
+    "per_device_train_batch_size": "Rows of one micro-batch on each process.",
+}
+_MORE = """\
+--help all lists all {number} flags.
+--help WORD lists those whose name or text has the word.
+"""
 
 
 class Flag(NamedTuple):
@@ -31,25 +53,7 @@ class Flag(NamedTuple):
     own: bool
 
 
-# Of `indictune train` itself. The scripts leave them to their launchers.
-LAUNCH_FLAGS = (
-    Flag(
-        "strategy",
-        "name or file",
-        "",
-        "A file of accelerate_configs/, by its name. `auto`: the fastest that fits, as `indictune plan` ranks them. "
-        "Default: one for the GPUs.",
-        True,
-    ),
-    Flag(
-        "num_processes",
-        "whole number",
-        "",
-        "Processes on this machine. Default: as the strategy file says, or one for each GPU.",
-        True,
-    ),
-    Flag("dry_run", "true, false", "false", "Print the plan, the tokens and the memory of the run, and stop.", True),
-)
+_CONFIG = Flag("config", "file", "", "Recipe: a YAML file whose keys are named like the flags. A flag wins.", True)
 
 
 @cache
@@ -72,6 +76,56 @@ def scripts_with(name: str) -> list[str]:
 
 @cache
 def _entries() -> list[dict[str, Any]]:
-    text = resources.files("indictune.config").joinpath(FILE).read_text(encoding="utf-8")
+    text = resources.files("indictune.config").joinpath(_FILE).read_text(encoding="utf-8")
     entries: list[dict[str, Any]] = json.loads(text)
     return entries
+
+
+def help_of(program: str, usage: str, asked: Sequence[str] = (), more: Iterable[Flag] = ()) -> str:
+    """The help of a task's script or of a verb.
+
+    Args:
+        program: a task, or a verb.
+        usage: the lines at the top.
+        asked: the words after `--help`: none, `all`, or words to look for.
+        more: flags of the verb itself, in front.
+    """
+    flags = {each.name: each for each in (*more, _CONFIG)} | dict(flags_of(program))
+    flags |= {
+        name: flags[name]._replace(help=help)
+        for name, help in _CLEARER.items()
+        if name in flags and not flags[name].own
+    }
+    if asked and asked != ["all"]:
+        words = [word.lower().lstrip("-").replace("-", "_") for word in asked]
+        found = [flag for flag in flags.values() if any(word in f"{flag.name} {flag.help}".lower() for word in words)]
+        if not found:
+            return f"No flag has {' or '.join(asked)} in its name or text. --help all lists them.\n"
+        return "".join(map(_entry, found))
+    return f"{usage}\n{_everything(flags) if asked else _first(flags, [each.name for each in more])}"
+
+
+def _everything(flags: Mapping[str, Flag]) -> str:
+    ours = [flag for flag in flags.values() if flag.own]
+    others = [flag for flag in flags.values() if not flag.own]
+    inherited = ["\nof transformers and TRL:\n", *map(_entry, others)] if others else []
+    return "".join([*map(_entry, ours), *inherited])
+
+
+def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
+    """The flags of `_GROUPS`, or all if there are few."""
+    if len(flags) <= 30:
+        return "".join(map(_entry, (each for each in flags.values() if each is not _CONFIG)))
+    parts = []
+    for title, names in ({"command": own} | _GROUPS).items():
+        shown = [flags[name] for name in names if name in flags]
+        parts += [f"{title}:\n", *map(_entry, shown), "\n"] if shown else []
+    return "".join([*parts, _MORE.format(number=len(flags))])
+
+
+def _entry(flag: Flag) -> str:
+    """A flag with its values and default on one line, and what it does below."""
+    default = f" (default {flag.default})" if flag.default else ""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    text = textwrap.fill(flag.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  --{flag.name} {flag.values}{default}\n{text}\n"

@@ -24,9 +24,11 @@ DECIDED = "decided"
 _STRICT = 0.8
 
 
-def with_flag(argv: Sequence[str], flag: str) -> list[str]:
-    """The words of a command, whose first is the value of `flag` if it is bare."""
-    return [flag, *argv] if argv and not argv[0].startswith("-") else list(argv)
+def with_flag(given: Sequence[str] | Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
+    """The words of each flag; bare words are the value of flag `name`, unless it is given too."""
+    flags = read_flags(given)
+    bare = flags.pop("", [])
+    return {name: bare, **flags} if bare else flags
 
 
 def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
@@ -46,10 +48,15 @@ def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         yield name, words
 
 
-def read_flags(argv: Sequence[str]) -> dict[str, list[str]]:
-    """The words of each flag. Of a flag that is given twice, the last words count; only `--text` keeps all."""
+def read_flags(given: Sequence[str] | Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The words of each flag; flags that are split already are copied.
+
+    Of a flag that is given twice, the last words count; only `--text` keeps all.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
     flags: dict[str, list[str]] = {}
-    for name, words in split_flags(argv):
+    for name, words in split_flags(given):
         flags[name] = [*flags.get(name, ()), *words] if name == "text" else words
     return flags
 

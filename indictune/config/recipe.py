@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -112,8 +112,8 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
-    """Read `--config FILE` and the other flags of `argv`. A flag overrides the file.
+def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: Sequence[type[Any]]) -> Recipe:
+    """Read `--config FILE` and the other flags of `argv`, as words or split already. A flag overrides the file.
 
     Unknown names, values of the wrong type and an unreadable file are not raised, but collected in `problems`.
     """
@@ -144,16 +144,16 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     return Recipe(values, problems)
 
 
-def read_arguments(argv: Sequence[str], arguments: type[Arguments], bare_word: str) -> Arguments:
-    """The arguments of a command. A bare first word is the value of flag `bare_word`.
+def read_arguments(given: Mapping[str, list[str]], arguments: type[Arguments], bare_flag: str) -> Arguments:
+    """The arguments of a command. A bare first word is the value of flag `bare_flag`.
 
     Raises:
         UserError: with every problem of the flags, or a second bare word.
     """
-    if len(argv) > 1 and not any(word.startswith("-") for word in argv[:2]):
+    if len(bare := given.get("", [])) > 1:
         files = [each.name for each in dataclasses.fields(arguments) if each.name in ("input_file", "test_file")]  # type: ignore[arg-type]
-        raise UserError("bare-word", value=argv[1], way_out=f"Use --{files[0]} {argv[1]}." if files else None)
-    recipe = read_recipe(with_flag(argv, bare_word), (arguments,))
+        raise UserError("bare-word", value=bare[1], way_out=f"Use --{files[0]} {bare[1]}." if files else None)
+    recipe = read_recipe(with_flag(given, bare_flag), (arguments,))
     with recipe.problems.collecting():
         built = recipe.build(arguments)
     recipe.problems.raise_any()

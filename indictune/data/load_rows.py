@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.row_arguments import TextArguments
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once, with_progress
 from indictune.data.health.duplicates import same_texts
@@ -95,7 +95,7 @@ def load_splits(
 
 def load_test_rows(
     named: str | Sequence[str],
-    args: EvaluateArguments,
+    args: EvaluationArguments,
     labels: Sequence[str] | None,
     found: Sequence[Problem] = (),
     problem_type: str | None = None,
@@ -115,7 +115,7 @@ def load_test_rows(
 
 def _load(
     sources: Mapping[str, TextSource],
-    args: DataArguments | EvaluateArguments,
+    args: DataArguments | EvaluationArguments,
     problems: Problems,
     problem_type: str | None,
     validation_split: ValidationSplit | None = None,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
+from indictune.prediction.chat_model import ChatModel, TooLongError
 from indictune.prediction.labelled_rows import as_records, label, text_batch
 from indictune.prediction.served_classifier import Classifier
-from indictune.training.talker import Talker, TooLongError
 
 
 def classify_with(classifier: Classifier) -> Classify:
@@ -27,7 +27,7 @@ def classify_with(classifier: Classifier) -> Classify:
     return classify
 
 
-def reply_with(talker: Talker) -> Reply:
+def reply_with(model: ChatModel) -> Reply:
     """Answers a conversation as `indictune chat` does. One answer is made at a time."""
     one_at_a_time = threading.Lock()
 
@@ -37,7 +37,7 @@ def reply_with(talker: Talker) -> Reply:
         def answer() -> None:
             try:
                 with one_at_a_time:
-                    replace(talker, messages=messages[:-1]).answer(messages[-1]["content"], pieces.put)
+                    replace(model, messages=messages[:-1]).answer(messages[-1]["content"], pieces.put)
             except TooLongError as error:
                 pieces.put(str(error))
             finally:

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from indictune.config.command_arguments import EvaluateArguments
-from indictune.config.recipe import read_recipe
 from indictune.console_text import printable, table
-from indictune.errors import UserError, problem
+from indictune.errors import UserError
 from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.intervals import Estimate, estimate, resampled_counts
 from indictune.evaluation.label_scores import Confusion
@@ -153,21 +151,6 @@ class Predictions:
     labels: list[str]
     predicted: list[str]
     languages: list[str]
-
-
-def compare_command(argv: Sequence[str]) -> int:
-    """Compare two folders; returns the exit code.
-
-    Raises:
-        UserError: a flag of another kind of evaluation, or as of `print_comparison`.
-    """
-    recipe = read_recipe(argv, (EvaluateArguments,))
-    others = [name for name in recipe.values if name not in ("compare", "json")]
-    recipe.problems.extend(
-        problem("no-effect", f"--{name}", recipe.values[name], other="--compare") for name in others
-    )
-    recipe.problems.raise_any()
-    return print_comparison(recipe.values["compare"], recipe.values.get("json", False))
 
 
 def print_comparison(folders: Sequence[str], as_json: bool) -> int:

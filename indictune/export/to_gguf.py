@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from indictune.config.command_arguments import ExportArguments
+from indictune.config.shared_arguments import ExportedModelArguments
 from indictune.errors import UserError
 from indictune.files import EXPORTED, write_json
 from indictune.models.atomic_folder import copy_model_files
@@ -31,7 +31,7 @@ def _converter() -> str | None:
     return shutil.which(CONVERTER, path=str(Path(sys.executable).parent)) or shutil.which(CONVERTER)
 
 
-def write_gguf(args: ExportArguments, source: Path, folder: Path) -> str:
+def write_gguf(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user.
 
     Args:

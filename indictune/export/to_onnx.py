@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.command_arguments import ExportArguments, PredictArguments
+from indictune.config.shared_arguments import ExportedModelArguments, TextFileArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.labels import REGRESSION
 from indictune.errors import UserError
@@ -73,7 +73,7 @@ def check_onnx_packages() -> None:
     check_extra("export --format onnx", "export", *PACKAGES)
 
 
-def write_onnx(args: ExportArguments, source: Path, folder: Path) -> str:
+def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     """Write the graph, the tokenizer and the configuration of a model. Returns a line for the user.
 
     Args:
@@ -109,7 +109,7 @@ def _versions() -> dict[str, Any]:
     return {"versions": versions_of(["torch", "transformers", *PACKAGES])}
 
 
-def _model(args: ExportArguments, source: Path) -> PreTrainedModel:
+def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
     """The model in float32, with attention in plain operators.
 
     Raises:
@@ -139,7 +139,7 @@ class _Logits(nn.Module):
         return logits
 
 
-def _trace(args: ExportArguments, model: PreTrainedModel, inputs: list[str], graph: Path) -> None:
+def _trace(args: ExportedModelArguments, model: PreTrainedModel, inputs: list[str], graph: Path) -> None:
     """Write the graph of a model, for any number of rows and tokens.
 
     Raises:
@@ -178,13 +178,13 @@ def _round_to_8_bit(graph: Path) -> None:
     whole.unlink()
 
 
-def texts_to_compare(args: ExportArguments, source: Path, config: PreTrainedConfig) -> tuple[list[str], int]:
+def texts_to_compare(args: ExportedModelArguments, source: Path, config: PreTrainedConfig) -> tuple[list[str], int]:
     """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text.
 
     Raises:
         UserError: the file cannot be read, or holds no text.
     """
-    asked = PredictArguments(model=str(source), input_file=args.input_file)
+    asked = TextFileArguments(model=str(source), input_file=args.input_file)
     reading = reading_of(asked, config)
     if args.input_file is None:
         return [str(row["text"]) for row in sample_rows("train.jsonl")[:_MOST_TEXTS]], reading.max_length

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import PreTrainedConfig
 
-from indictune.config.command_arguments import PredictArguments
+from indictune.config.shared_arguments import ClassifierArguments
 from indictune.data.columns import joined_list
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.text.cleaning import clean_batch
@@ -41,7 +41,7 @@ def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[
     Raises:
         UserError: the folder holds no finished classifier.
     """
-    classifier = load_served_classifier(PredictArguments(model=str(folder), **flags))
+    classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags))
     return list(as_records(label(classifier, text_batch(texts))))
 
 

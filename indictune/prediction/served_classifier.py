@@ -15,10 +15,10 @@ from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import configuration_of
 from indictune.config.row_arguments import LongText, TextArguments
+from indictune.config.shared_arguments import ClassifierArguments
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
@@ -88,7 +88,7 @@ class ServedModel:
     reading: Reading
 
 
-def served_model(asked: PredictArguments, problems: Problems) -> ServedModel | None:
+def served_model(asked: ClassifierArguments, problems: Problems) -> ServedModel | None:
     """The classifier that the flags name; None if `problems` got a reason why there is none."""
     args = ModelArguments(
         asked.model, trust_remote_code=asked.trust_remote_code, trust_checkpoint=asked.trust_checkpoint
@@ -105,7 +105,7 @@ def served_model(asked: PredictArguments, problems: Problems) -> ServedModel | N
     return ServedModel(args, config, labels, tokenizer, reading)
 
 
-def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
+def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     """How the training of a model read texts, by its `recipe.yaml`; flags override it.
 
     Raises:
@@ -123,8 +123,8 @@ def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
         max_length = min(default.max_length, positions_of(config) or default.max_length)
     check_max_length(config, max_length)
     return Reading(
-        text_column=asked.text_column or default.text_column,
-        language_column=asked.language_column or default.language_column,
+        text_column=default.text_column,
+        language_column=default.language_column,
         max_length=max_length,
         long_text=default.long_text,
         bf16=trained.get("bf16", False) if asked.bf16 is None else asked.bf16,
@@ -280,7 +280,7 @@ def _device() -> torch.device:
     return torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
 
 
-def load_served_classifier(asked: PredictArguments) -> Classifier:
+def load_served_classifier(asked: ClassifierArguments) -> Classifier:
     """The classifier that the flags name.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from indictune.config.command_arguments import PredictArguments
+from indictune.config.shared_arguments import TextFileArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT
 from indictune.data.read.file_form import STANDARD, FileForm, decoded, form_of
@@ -58,11 +58,12 @@ class TextFile:
                 yield from map(_named, equal_windows(batches, WINDOW_ROWS))
 
 
-def text_file(asked: PredictArguments, reading: Reading) -> TextFile:
+def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     """The file of `--input_file`, with the columns that the flags and the training name."""
-    columns = {"text": reading.text_column} | {f"{KEPT}{name}": name for name in asked.keep_columns}
+    columns = {"text": asked.text_column or reading.text_column}
+    columns |= {f"{KEPT}{name}": name for name in asked.keep_columns}
     # A column that only the training had may be missing here.
-    language = {"language": reading.language_column or "language"}
+    language = {"language": asked.language_column or reading.language_column or "language"}
     is_asked = asked.language_column is not None
     required = columns | (language if is_asked else {})
     return TextFile(str(asked.input_file), required, {} if is_asked else language, form_of(asked))

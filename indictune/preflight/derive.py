@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.config.task_names import SCRIPTS
 from indictune.distributed import batch_size, devices
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
@@ -90,7 +90,7 @@ def make_evaluation_plan(
     recipe: Recipe,
     environ: MutableMapping[str, str],
     task: Task[Any, Any, Training],
-) -> tuple[RunPlan[EvaluateArguments, Training], list[Problem]]:
+) -> tuple[RunPlan[EvaluationArguments, Training], list[Problem]]:
     """The plan of an evaluation without training, and the problems found so far.
 
     Args:
@@ -99,7 +99,7 @@ def make_evaluation_plan(
         task: of the training that made the model.
     """
     problems = Problems(recipe.problems)
-    asked = _built(recipe, EvaluateArguments, problems)
+    asked = _built(recipe, EvaluationArguments, problems)
     model = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
     model.trust_checkpoint = asked.trust_checkpoint
     arguments = unresolved(task.training_arguments, recipe.values)

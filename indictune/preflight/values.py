@@ -14,9 +14,9 @@ from transformers.training_args import ParallelMode, _convert_str_dict
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from indictune.config.arguments import BY_EVALUATIONS
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.fields import AUTO, check_ranges
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
 from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
@@ -74,7 +74,7 @@ def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
     return [problem("metric-of-unseen-language", METRIC, metric, near=near_names(metric, known))]
 
 
-def check_samples(data: EvaluateArguments, task: Task[Any, Any, Any]) -> list[Problem]:
+def check_samples(data: EvaluationArguments, task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse to let a model write answers that writes none."""
     asked = data.num_sample_generations
     return (

@@ -14,7 +14,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from indictune.config.serving_arguments import ServeArguments
+from indictune.config.shared_arguments import RequestLimits
 from indictune.errors import problem
 from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
 from indictune.prediction.served_classifier import Classifier
@@ -76,14 +76,14 @@ class Failure(BaseModel):
     message: str
 
 
-def create_app(classifier: Classifier, args: ServeArguments) -> FastAPI:
+def create_app(classifier: Classifier, name: str, limits: RequestLimits) -> FastAPI:
     """The application. Its model is ready when this returns."""
 
     def labelled(texts: Sequence[str]) -> list[dict[str, Any]]:
         return [rounded(row) for row in as_records(label(classifier, text_batch(texts)))]
 
     labelled(_EXAMPLES)  # the first texts take longest
-    batches = Batches(labelled, args.max_batch_size, args.max_waiting_texts)
+    batches = Batches(labelled, limits.max_batch_size, limits.max_waiting_texts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -93,14 +93,15 @@ def create_app(classifier: Classifier, args: ServeArguments) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await running
 
-    app = FastAPIOffline(title="indictune", version=__version__, description=_described(args), lifespan=lifespan)
-    app.add_middleware(Limits, max_bytes=args.max_request_bytes, per_minute=args.requests_per_minute)
+    about = _described(name, limits)
+    app = FastAPIOffline(title="indictune", version=__version__, description=about, lifespan=lifespan)
+    app.add_middleware(Limits, max_bytes=limits.max_request_bytes, per_minute=limits.requests_per_minute)
     _answer_errors(app)
 
     @app.post("/predict", response_model=Predictions, responses=_FAILURES)
     async def predict(given: Texts) -> JSONResponse:
         """Label texts."""
-        _check(given.texts, args)
+        _check(given.texts, limits)
         try:
             return JSONResponse({"predictions": await batches.label(given.texts)})
         except QueueFullError:
@@ -110,7 +111,7 @@ def create_app(classifier: Classifier, args: ServeArguments) -> FastAPI:
     async def health() -> Health:
         """Whether the server answers, and for which model."""
         labels = list(classifier.served.labels)
-        return Health(status="ok", model=args.name, labels=labels, waiting_texts=batches.waiting)
+        return Health(status="ok", model=name, labels=labels, waiting_texts=batches.waiting)
 
     return app
 
@@ -118,21 +119,22 @@ def create_app(classifier: Classifier, args: ServeArguments) -> FastAPI:
 _FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (413, 422, 429, 503)}
 
 
-def _described(args: ServeArguments) -> str:
-    rate = f" A client may send {args.requests_per_minute:,} requests a minute." if args.requests_per_minute else ""
+def _described(name: str, limits: RequestLimits) -> str:
+    per_minute = limits.requests_per_minute
+    rate = f" A client may send {per_minute:,} requests a minute." if per_minute else ""
     return (
-        f"Labels by {args.name}. A request has at most {args.max_texts:,} texts of {args.max_characters:,} characters "
-        f"each, and {args.max_request_bytes:,} bytes in all.{rate}"
+        f"Labels by {name}. A request has at most {limits.max_texts:,} texts of {limits.max_characters:,} characters "
+        f"each, and {limits.max_request_bytes:,} bytes in all.{rate}"
     )
 
 
-def _check(texts: Sequence[str], args: ServeArguments) -> None:
-    if len(texts) > args.max_texts:
-        raise RefusedError(413, problem("too-many-texts", value=len(texts), most=args.max_texts))
+def _check(texts: Sequence[str], limits: RequestLimits) -> None:
+    if len(texts) > limits.max_texts:
+        raise RefusedError(413, problem("too-many-texts", value=len(texts), most=limits.max_texts))
     for number, text in enumerate(texts):
-        if len(text) > args.max_characters:
+        if len(text) > limits.max_characters:
             place = f"texts[{number}]"
-            raise RefusedError(413, problem("text-too-long", place, len(text), most=args.max_characters))
+            raise RefusedError(413, problem("text-too-long", place, len(text), most=limits.max_characters))
 
 
 def _as_sentence(error: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from indictune.credentials import without_tokens
 from indictune.distributed import launch, node_meeting, process_group
 from indictune.distributed.agreement import DivergedError
 from indictune.distributed.machine_failures import explanation, why_gone
-from indictune.errors import UserError
+from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import publish
 from indictune.hub.upload import PushError
@@ -55,11 +55,13 @@ class End(NamedTuple):
         state: for `status.json`.
         message: for the user; may be empty.
         trace: of this rank's error, unless the user can mend it.
+        problems: of what the user gave.
     """
 
     state: run_folder.State
     message: str
     trace: str = ""
+    problems: tuple[Problem, ...] = ()
 
 
 def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
@@ -93,7 +95,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     run.end = partial(_end_process, run)
     with run.stop_request.listening():
         end = _outcome(main, run, replaceable, world.notes(os.environ, rows, rows_at_once))
-        end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
+        # Before any file has it.
+        end = end._replace(message=without_tokens(end.message), trace=without_tokens(end.trace))
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
         if end.state == "user_error":
@@ -142,7 +145,7 @@ def _outcome(
     except Finished as done:
         return _end_of_finished(run, str(done))
     except UserError as error:
-        return End("user_error", error.message)
+        return End("user_error", error.message, problems=tuple(error.problems))
     except (NonFiniteLossError, DivergedError, SaveError) as error:
         return End("failed", explanation(error, run.plan, run.killed_before, run.trainer) or str(error))
     except NotBegun as error:
@@ -251,8 +254,8 @@ def _report(run: SupervisedRun, end: End) -> None:
         return
     if end.message:
         run.show_error(f"indictune: {end.message}")
-    if run.is_named and has_folder and checkpoint_around(run.output_dir) is None:
-        try:
-            run_folder.write_status(run.output_dir, end.state, end.message)
-        except OSError as error:
-            run.show_error(f"indictune: status.json could not be written: {error}")
+    is_own = run.is_named and has_folder and checkpoint_around(run.output_dir) is None
+    try:
+        run_folder.write_status(run.output_dir if is_own else None, end.state, end.message, end.problems)
+    except OSError as error:
+        run.show_error(f"indictune: status.json could not be written: {error}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from indictune.cache_folders import check_outside_checkpoints
-from indictune.errors import UserError
+from indictune.config.task_names import STATUS_FILE
+from indictune.credentials import without_tokens
+from indictune.errors import Problem, UserError
 from indictune.files import METRICS, write_json
 from indictune.stop_signals import EXIT_RESUMABLE
 
@@ -29,9 +32,23 @@ _OPENED = (
 )
 
 
-def write_status(output_dir: Path, state: State, message: str) -> None:
-    """Write `status.json`: how the latest command on this folder ended. Exit codes do not survive launchers."""
-    write_json(output_dir / STATUS, {"state": state, "message": message})
+def write_status(output_dir: Path | None, state: State, message: str, problems: Sequence[Problem] = ()) -> None:
+    """Write `status.json`: how the latest command on this folder ended. Exit codes do not survive launchers.
+
+    Args:
+        output_dir: the folder; None for none. A caller from Python gets the same in a file of its own.
+        state: how the command ended.
+        message: for the user.
+        problems: of which the message tells.
+    """
+    content: dict[str, Any] = {"state": state, "message": message}
+    if problems:
+        texts = [{"code": each.code, "flag": each.flag, "text": without_tokens(str(each))} for each in problems]
+        content["problems"] = texts
+    if asked := os.environ.get(STATUS_FILE):
+        write_json(Path(asked), content)
+    if output_dir is not None:
+        write_json(output_dir / STATUS, content)
 
 
 def status_since(output_dir: Path, since: float) -> dict[str, str]:

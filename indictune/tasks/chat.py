@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RunPlan
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat.chat_tokens import answer_ends, choose_template
 from indictune.data.chat.conversations import ConversationSplits, chat_sources, evaluated_file, load_conversations
@@ -160,7 +160,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)
 
 
-def _samples(chats: Chats, asked: ChatDataArguments | EvaluateArguments, template: str) -> Samples | None:
+def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
     """The conversations that the model answers, if any are asked for."""
     if not asked.num_sample_generations:
         return None

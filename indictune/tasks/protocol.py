@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.chat.messages import Message
 from indictune.data.health.row_health import RowHealth
 from indictune.data.languages import scripts_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
-EvaluationPlan = RunPlan[EvaluateArguments, IndicTrainingArguments]  # of `indictune evaluate`
+EvaluationPlan = RunPlan[EvaluationArguments, IndicTrainingArguments]  # of `indictune evaluate`
 
 
 @dataclass(frozen=True)

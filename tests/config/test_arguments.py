@@ -21,8 +21,8 @@ from indictune.config.arguments import (
     SentimentTrainingArguments,
 )
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.row_arguments import TextArguments
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.errors import Problem, UserError
 from tests.plans import codes
 
@@ -33,7 +33,7 @@ def problems_of(make: Callable[..., Any], **values: Any) -> list[Problem]:
     return raised.value.problems
 
 
-@pytest.mark.parametrize("arguments", [ModelArguments, TextArguments, DataArguments, EvaluateArguments])
+@pytest.mark.parametrize("arguments", [ModelArguments, TextArguments, DataArguments, EvaluationArguments])
 def test_every_field_of_ours_has_a_help_text(arguments: type[Any]) -> None:
     fields = dataclasses.fields(arguments)
     assert len(fields) >= 4

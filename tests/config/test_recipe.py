@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from indictune.commands.predict import PredictFlags
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.command_arguments import PredictArguments
 from indictune.config.read_words import DECIDED
 from indictune.config.recipe import TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
@@ -68,7 +68,7 @@ def test_the_last_of_two_equal_flags_counts() -> None:
 
 
 def test_all_texts_to_label_count() -> None:
-    read = read_recipe(["--text", "a", "b", "--model", "m", "--text", "c"], (PredictArguments,))
+    read = read_recipe(["--text", "a", "b", "--model", "m", "--text", "c"], (PredictFlags,))
     assert read.values == {"text": ["a", "b", "c"], "model": "m"}
 
 

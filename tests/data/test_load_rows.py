@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.config.arguments import DataArguments
-from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
 from indictune.data.health.findings import Finding
@@ -274,7 +274,7 @@ def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) 
 
 def test_rows_for_a_finished_model(write: Write) -> None:
     path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
-    splits = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
+    splits = load_test_rows(path, EvaluationArguments(text_column="tweet"), ["0", "1"])
     assert columns_of(splits.rows["test"]) == {"text": ["a"], "label": ["1"], "language": ["und-Latn"], "line": [1]}
     assert splits.notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
 
@@ -284,9 +284,9 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
 ) -> None:
     path = write("new.jsonl", labelled(("a", "x"), ("", "x"), ("b", "z")))
     unknown = ["--test_file new.jsonl label-unknown"]
-    assert problems_raised(lambda: load_test_rows(path, EvaluateArguments(), ["y", "x"])) == unknown
+    assert problems_raised(lambda: load_test_rows(path, EvaluationArguments(), ["y", "x"])) == unknown
     monkeypatch.setattr("indictune.data.load_rows.cleaned", None)
-    splits = load_test_rows(path, EvaluateArguments(), ["x", "z"])
+    splits = load_test_rows(path, EvaluationArguments(), ["x", "z"])
     assert (len(splits.rows["test"]), len(splits.notes)) == (2, 1)
     assert (splits.folder / "test.arrow").exists()
 
@@ -294,7 +294,7 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
 def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
     path = write("new.jsonl", labelled(("a", "x"), ("b", "z")))
     with pytest.raises(UserError) as raised:
-        load_test_rows(path, EvaluateArguments(), ["y", "x"])
+        load_test_rows(path, EvaluationArguments(), ["y", "x"])
     details = raised.value.problems[0].details
     assert (raised.value.code, details["label"], details["first"]) == ("label-unknown", "z", "new.jsonl:2")
 

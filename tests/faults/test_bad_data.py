@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from indictune.cli import main
 from indictune.config.arguments import DataArguments
-from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import REJECTED, keep_rejected
 from indictune.data.chat.conversations import evaluated_file, load_conversations
 from indictune.data.load_rows import load_splits, load_test_rows
@@ -545,7 +545,7 @@ def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path) -> None:
 def test_too_many_bad_rows_of_a_test_file_are_refused() -> None:
     Path("t.jsonl").write_bytes(ROWS + b'{"text": \n')
     Path("c.jsonl").write_bytes(b'{"prompt": "a", "completion": "b"}\n' * 2 + b'{"prompt": \n')
-    stop, few = EvaluateArguments(), EvaluateArguments(bad_rows="quarantine")
+    stop, few = EvaluationArguments(), EvaluationArguments(bad_rows="quarantine")
     for last, args in ((":3 invalid-json", stop), (" too-many-bad-rows", few)):
         rows = partial(load_test_rows, "t.jsonl", args, None)
         chats = partial(load_conversations, evaluated_file("c.jsonl"), args)

@@ -21,12 +21,11 @@ from indictune.checkpoint import store
 from indictune.checkpoint.store import MANIFEST
 from indictune.cli import main
 from indictune.config.arguments import DataArguments, ModelArguments
-from indictune.config.command_arguments import MergeArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
-from indictune.models.merge import merge
+from indictune.models.merged_adapter import merge
 from indictune.models.trained import load_trained
 from tests.conftest import FinishedRun
 from tests.faults.canaries import PICKLES, Canary, model_in
@@ -311,14 +310,14 @@ class TestAFinishedModel:
     ) -> None:
         adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
         with refused("adapter-pickled"):
-            merge(MergeArguments(adapter=str(adapter), output_dir=str(tmp_path / "out")))
+            merge(str(adapter), str(tmp_path / "out"))
         assert not canary.ran.exists()
 
     @pytest.mark.parametrize(
         "read",
         [
             load_trained,
-            lambda folder: merge(MergeArguments(adapter=str(folder), output_dir=str(folder / "merged"))),
+            lambda folder: merge(str(folder), str(folder / "merged")),
         ],
     )
     @pytest.mark.parametrize(

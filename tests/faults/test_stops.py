@@ -214,7 +214,7 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
 
 
 def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> None:
-    event = "SIGINT@indictune.checkpoint.command:read_arguments:1"
+    event = "SIGINT@indictune.commands.checkpoint:read_arguments:1"
     stopped = start([*python(), FAULTY, event, "indictune/__main__.py", "checkpoint", str(tmp_path)])
     said = "indictune: stopped. Nothing is left half-written; the same command begins again.\n"
     assert (stopped.returncode, stopped.stderr) == (EXIT_RESUMABLE, said)

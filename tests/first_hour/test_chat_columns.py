@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from indictune.commands.evaluate_file import FROM_TRAINING
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.row_arguments import BadRowArguments
 from indictune.data.chat.chat_columns import parse_columns
 from indictune.data.chat.conversations import evaluated_file, load_conversations
-from indictune.training.evaluate import FROM_TRAINING
 from tests.data.chats import load
 from tests.problems import problems_raised
 from tests.refusals import refused

@@ -18,9 +18,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
 from indictune.config.row_arguments import LongText
+from indictune.config.shared_arguments import ClassifierArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.text.tokenisation import usual_length, windows_of
 from indictune.errors import Problems
@@ -226,7 +226,7 @@ def test_the_score_is_that_of_each_text_s_mean_logits(alone: Run, expected: torc
 
 
 def test_predict_reads_in_windows_as_the_run_did(alone: Run, expected: torch.Tensor) -> None:
-    served = served_model(PredictArguments(model=str(alone.folder)), Problems())
+    served = served_model(ClassifierArguments(model=str(alone.folder)), Problems())
     assert served is not None
     logits = Classifier(served).logits([row["text"] for row in rows(23, 100)])
     assert np.abs(logits - expected.numpy()).max() < 1e-5

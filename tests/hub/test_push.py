@@ -180,7 +180,7 @@ def test_a_pull_request_that_fails_goes_on_in_the_same_one(
 def test_all_mistakes_come_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indictune.hub.push_command.get_token", lambda: None)
+    monkeypatch.setattr("indictune.commands.push.get_token", lambda: None)
     assert main(["push", str(tmp_path), "a/b/c"]) == 2
     said = capsys.readouterr().err
     assert all(f"[{code}]" in said for code in ("nothing-to-push", "hub-token-missing", "repository-name"))

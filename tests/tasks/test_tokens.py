@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertConfig
 
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.errors import Problems, UserError
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import plan_of_rows
@@ -178,6 +178,6 @@ def test_the_evaluate_command_refuses_to_leave_rows_out(tmp_path: Path) -> None:
     values = {"test_file": str(tmp_path / "t.conll"), "bad_rows": "quarantine"}
     plan, _ = plan_of_rows(read_recipe(["--train_file", values["test_file"]], TASK.arguments()), TASK)
     evaluation: Any = plan
-    evaluation = replace(evaluation, data=unresolved(EvaluateArguments, values))
+    evaluation = replace(evaluation, data=unresolved(EvaluationArguments, values))
     with refusal("not-of-this-task", flag="--bad_rows"):
         TASK.tokenise_test(evaluation, None, Problems())

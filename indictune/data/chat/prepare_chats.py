@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data import packing
 from indictune.data.bad_rows import bad_rows, copy_rejected
 from indictune.data.cache import build_once, with_progress
@@ -100,7 +100,7 @@ def tokenise_chat_splits(
     splits: ConversationSplits,
     tokenizer: PreTrainedTokenizerBase,
     template: str,
-    args: ChatDataArguments | EvaluateArguments,
+    args: ChatDataArguments | EvaluationArguments,
     positions: int | None = None,
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
@@ -141,7 +141,7 @@ def _tokenise(
     rows: Conversations,
     tokenizer: PreTrainedTokenizerBase,
     template: str,
-    args: ChatDataArguments | EvaluateArguments,
+    args: ChatDataArguments | EvaluationArguments,
     positions: int | None,
 ) -> list[str]:
     """Write the tokens of the rows in file `stored` to `folder`, and return sentences for the user."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from indictune.config.command_arguments import PlanArguments
+from indictune.config.shared_arguments import MachineArguments
 from indictune.distributed.host_memory import free_and_capacity
 from indictune.distributed.planning.hardware import (
     Machine,
@@ -32,7 +32,7 @@ _PCIE_BESIDE = {
 }
 
 
-def asked_machine(args: PlanArguments) -> Machine:
+def asked_machine(args: MachineArguments) -> Machine:
     """The machine that the flags of `indictune plan` describe.
 
     Raises:
@@ -54,7 +54,7 @@ def asked_machine(args: PlanArguments) -> Machine:
     return machine_of(gpu, args.gpus, args.nodes, memory, link, between, host or 0.0)
 
 
-def link_name(args: PlanArguments) -> str:
+def link_name(args: MachineArguments) -> str:
     """The name of the link between the GPUs of a node, such as `nvlink3`."""
     gpu = (args.gpu or DEFAULT_GPU).lower()
     return _link(args.interconnect, gpu) or str(known_gpus()[gpu]["link"])

@@ -9,8 +9,8 @@ import pytest
 from transformers import BertConfig, LlamaConfig
 
 from indictune.config.arguments import DataArguments
-from indictune.config.command_arguments import PlanArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
+from indictune.config.shared_arguments import MachineArguments
 from indictune.distributed.planning.asked_machine import asked_machine
 from indictune.distributed.planning.candidates import Candidate, candidates
 from indictune.distributed.planning.hardware import machine_of
@@ -179,7 +179,7 @@ def test_context_groups_share_the_tokens_of_a_row() -> None:
     ],
 )
 def test_a_machine_by_its_flags(given: dict[str, str], memory: float, in_node: float, between: float) -> None:
-    machine = asked_machine(PlanArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))  # type: ignore[arg-type]
+    machine = asked_machine(MachineArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))  # type: ignore[arg-type]
     assert (machine.memory_bytes, machine.in_node, machine.between_nodes) == (memory, in_node, between)
     assert machine.host_bytes == 500e9
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indictune.config.command_arguments import PlanArguments
+from indictune.config.shared_arguments import MachineArguments
 from indictune.distributed.planning.asked_machine import asked_machine
 from indictune.distributed.planning.hardware import gpu_of_device, known_gpus, known_links, machine_of
 from indictune.distributed.planning.step_time import flops_of_gpu
@@ -46,13 +46,13 @@ def test_every_gpu_has_a_known_link() -> None:
 
 @pytest.mark.parametrize(("gpu", "link"), [("mi300x", 64e9), ("h100", 64e9), ("a100", 32e9), ("a10", 32e9)])
 def test_pcie_is_that_of_the_gpu(gpu: str, link: float) -> None:
-    assert asked_machine(PlanArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
+    assert asked_machine(MachineArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
 
 
 def test_a_gpu_is_known_in_capitals_too() -> None:
-    assert asked_machine(PlanArguments(gpu="H100")) == machine_of("h100", 1)
+    assert asked_machine(MachineArguments(gpu="H100")) == machine_of("h100", 1)
 
 
 def test_only_nvidia_has_nvlink() -> None:
     with pytest.raises(UserError, match="plan-interconnect"):
-        asked_machine(PlanArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))
+        asked_machine(MachineArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))

@@ -1,0 +1,92 @@
+"""The verbs of the `indictune` command: `commands/<verb>.py` holds the flags and the run of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+TypedFlags = dict[str, list[str]]  # the words of each flag; bare words in front of the flags are those of ""
+
+
+class Verb(NamedTuple):
+    """A verb of the command.
+
+    Attributes:
+        name: as it is typed, and that of its file here, whose `run_<name>` takes the flags and returns an exit code.
+        does: what it does, in a few words.
+        usage: lines of what it takes.
+        takes_run: whether it takes the flags of a training run, besides its own.
+        logs: whether it shows warnings of the package on the console.
+        listens: whether it handles stop signals itself.
+    """
+
+    name: str
+    does: str
+    usage: tuple[str, ...]
+    takes_run: bool = False
+    logs: bool = False
+    listens: bool = False
+
+    def run(self, flags: TypedFlags) -> int:
+        """Run the verb; returns the exit code."""
+        if not self.listens:
+            import indictune.before_imports  # noqa: F401, before everything slow
+        if self.logs:
+            from indictune.supervise.logs import log_to_console
+
+            log_to_console()
+        function: Callable[[TypedFlags], int] = getattr(import_module(f"{__name__}.{self.name}"), f"run_{self.name}")
+        return function(flags) if self.listens else until_stopped(lambda: function(flags))
+
+
+def until_stopped(command: Callable[[], int]) -> int:
+    """Run a command that does not listen to signals itself. A stop signal ends it, and it cleans up."""
+    from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
+
+    try:
+        with StopRequest().listening():
+            let_through()
+            return command()
+    except Stopped:
+        print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)
+        return EXIT_RESUMABLE
+
+
+_ALL = (
+    Verb("train", "train by a recipe, on the GPUs of this machine",
+         ("RECIPE.yaml | sentiment|llama|ner --train_file F",), takes_run=True, listens=True),
+    Verb("recipes", "list the recipes, strategy files and scripts, or copy some",
+         ("[NAME ...] [--to FOLDER]",), listens=True),
+    Verb("prepare", "read and tokenise the rows of a run before it starts",
+         ("--config R.yaml [the run's flags]",), takes_run=True, logs=True),
+    Verb("inspect", "check rows and tokenizer, and show rows as the model sees them",
+         ("FILES [--show_mask N] [--json] [the run's flags]",), takes_run=True, logs=True),
+    Verb("plan", "rank the strategy files for a run by memory and time",
+         ("RECIPE.yaml | --model M [--task T] [--gpus N --gpu NAME]",), takes_run=True, logs=True),
+    Verb("doctor", "check this machine, its ranks and a recipe",
+         ("[RECIPE.yaml] [--json] [the run's flags]",), takes_run=True, logs=True),
+    Verb("parity", "compare a recipe's runs under strategy files with one process",
+         ("RECIPE.yaml --strategies A,B [--steps N] [the run's flags]",), takes_run=True),
+    Verb("evaluate", "score a finished run's model on a file that is read as in training",
+         ("--model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B", "| --model DIR --lm_eval_tasks T"),
+         listens=True),
+    Verb("report", "write a run's report.html again, or compare runs on one page",
+         ("RUN [RUN ...] [--output_file F] [--texts false]",)),
+    Verb("predict", "label texts", ("FOLDER [--text T | --input_file F] [--output_file O]",), logs=True),
+    Verb("chat", "talk to a language model in the terminal",
+         ("FOLDER [--temperature T] [--max_new_tokens N]",), listens=True),
+    Verb("serve", "answer HTTP requests with a classifier",
+         ("FOLDER [--host H] [--port P]",), logs=True, listens=True),
+    Verb("demo", "try a model on a page, or write it as a Space",
+         ("FOLDER [--port P] [--export FOLDER]",), logs=True, listens=True),
+    Verb("merge", "make an adapter and its base one model", ("ADAPTER --output_dir D [--dtype T]",)),
+    Verb("export", "write a model for ONNX Runtime or llama.cpp",
+         ("DIR [--format onnx|gguf] [--output_dir D] [--int8 true]",), logs=True),
+    Verb("push", "upload a finished model with its card to the Hub",
+         ("DIR REPO_ID [--private true] [--revision R] [--create_pr true]",), logs=True),
+    Verb("checkpoint", "list and verify a run's checkpoints, or make one a plain model",
+         ("DIR [--convert_to FOLDER]",)),
+)  # fmt: skip
+VERBS = {verb.name: verb for verb in _ALL}

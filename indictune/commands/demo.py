@@ -1,0 +1,99 @@
+"""`indictune demo`: a page to try a finished run's model on, here or as a Space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from indictune.commands.serve import ShownModelArguments
+from indictune.config.fields import flag
+from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import ClassifierArguments
+from indictune.errors import Problems, problem
+from indictune.versions import check_extra
+
+
+@dataclass
+class DemoFlags(ShownModelArguments):
+    """Which finished model is shown on a page, and where."""
+
+    command = "demo"
+
+    port: int = flag(7860, "Port to listen on; 0 takes a free one.")
+    export: str | None = flag(
+        None, "Write a folder that a Space of the Hub runs, instead of starting the page. Must not exist, or be empty."
+    )
+    max_new_tokens: int | None = flag(None, "Most tokens of an answer of a language model. Default: 256.")
+    temperature: float | None = flag(
+        None, "How a language model draws tokens: 0, the default, takes the likeliest one. 1 is usual."
+    )
+
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """The flags of a language model on this machine that are given."""
+        given = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def run_demo(flags: Mapping[str, list[str]]) -> int:
+    """Show a model on a page until a signal ends it, or write the page as a Space; returns the exit code.
+
+    Raises:
+        UserError: with every problem of the flags, the address and the model.
+    """
+    args = read_arguments(flags, DemoFlags, "model")
+    check_extra("demo", "demo", "gradio")
+    from indictune.demo.space_folder import talks
+
+    if args.export is not None or not talks(Path(args.model)):
+        other = "a classifier" if args.export is None else "--export"
+        given = [(f"--{name}", value) for name, value in args.of_answers.items()]
+        Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
+    if args.export is not None:
+        from indictune.demo.space_folder import write_space
+
+        write_space(Path(args.model), Path(args.export))
+        print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
+        return 0
+    from indictune.serving.address import bound, warn_of_others
+    from indictune.serving.server import serve
+
+    problems = Problems()
+    listener = problems.attempt(bound, args.host, args.port)
+    page = problems.attempt(demo_app, args)
+    problems.raise_any()
+    assert listener is not None
+    assert page is not None
+    with listener:
+        warn_of_others(listener)
+        serve(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
+    return 0
+
+
+def demo_app(args: DemoFlags) -> Any:
+    """The application for the kind of model in the folder.
+
+    Raises:
+        UserError: with every problem of the model.
+    """
+    from fastapi import FastAPI
+    from gradio import mount_gradio_app
+
+    from indictune.demo import demo_models, gradio_pages
+    from indictune.demo.space_folder import talks
+
+    trust = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
+    if talks(Path(args.model)):
+        from indictune.prediction.chat_model import open_chat_model
+
+        model = open_chat_model(args.model, **args.of_answers, **trust)
+        blocks = gradio_pages.chat_page(args.name, demo_models.reply_with(model))
+    else:
+        from indictune.prediction.served_classifier import load_served_classifier
+
+        classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
+        blocks = gradio_pages.classifier_page(args.name, demo_models.classify_with(classifier))
+    footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES
+    return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)

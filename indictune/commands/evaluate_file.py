@@ -1,0 +1,163 @@
+"""Evaluate a finished run's model on a file: the numbers that the run itself would have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from indictune.config.plan import Launch, unresolved
+from indictune.config.recipe import Recipe, configuration_of
+from indictune.config.shared_arguments import EvaluationArguments
+from indictune.distributed import sharding
+from indictune.errors import Problems, UserError, problem, problems_of
+from indictune.files import METRICS, TEST_FILE, json_or_nothing
+from indictune.models.adapters import config_file
+from indictune.models.classifier import recorded_reading
+from indictune.models.load import Model, check_max_length, check_vocabulary, load_tokenizer, positions_of
+from indictune.preflight.checks import preflight_of_evaluation
+from indictune.preflight.derive import make_evaluation_plan
+from indictune.preflight.values import check_long_texts, check_samples
+from indictune.run import Run
+from indictune.tasks.all_tasks import task_of
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Task
+from indictune.training.chat_trainer import LlamaTrainer
+from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
+from indictune.training.finish import evaluate_file
+from indictune.training.start import bring_up
+
+# Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
+# its own.
+FROM_TRAINING = (
+    *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
+    *("delimiter", "column_names", "quoting"),
+    *("chat_template", "train_on_prompts", "per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
+)
+
+
+def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
+    """The script of `indictune evaluate --model DIR --test_file F [--output_dir D]`.
+
+    The recipe gets the values that the flags leave open, and the problems.
+    """
+    asked = unresolved(EvaluationArguments, recipe.values)
+    model, test_file = Path(asked.model), asked.test_file
+    for flag, value in (("--model", asked.model), ("--test_file", test_file)):
+        if not value:
+            recipe.problems.append(problem("evaluate-needs", flag))
+    if asked.model:
+        with recipe.problems.collecting():
+            _take_from_training(recipe, model)
+            if "output_dir" not in recipe.values:
+                recipe.values["output_dir"] = str(_folder_within(model, _without_magic(Path(test_file).stem)))
+    if recipe.values.get("output_dir"):
+        with recipe.problems.collecting():
+            _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # transformers reports an unreadable file
+        config = json.loads(config_file(model).read_text(encoding="utf-8"))
+    return partial(_evaluate, task_of(config))
+
+
+def _take_from_training(recipe: Recipe, model: Path) -> None:
+    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model.
+
+    Raises:
+        UserError: the folder holds no model, or its recipe is unreadable.
+    """
+    if not config_file(model).is_file():
+        raise UserError("no-model", "--model", model)
+    configuration = configuration_of(model)
+    template = configuration.get("chat_template")
+    if isinstance(template, str) and template.endswith(".jinja"):
+        # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
+        saved = model / "chat_template.jinja"
+        configuration["chat_template"] = str(saved) if saved.is_file() else None
+    types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str}
+    types |= {"delimiter": str, "column_names": list, "quoting": str}
+    for name in FROM_TRAINING:
+        value = configuration.get(name)
+        if value is not None and isinstance(value, types[name]):
+            recipe.values.setdefault(name, value)
+
+
+def _without_magic(pattern: str) -> str:
+    """A name for a folder: a shell would expand that of a pattern."""
+    return re.sub(r"[*?\[\]]", "_", pattern)
+
+
+def _folder_within(model: Path, name: str) -> Path:
+    """The folder of an evaluation inside the model's folder.
+
+    Raises:
+        UserError: a link, which may come with a model, or the name leads elsewhere.
+    """
+    folder = model / "evaluation" / name
+    if folder.resolve() != model.resolve() / "evaluation" / name:
+        raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
+    return folder
+
+
+def _check_of_this_file(folder: Path, test_file: str) -> None:
+    """Refuse to overwrite the metrics of another file in the folder of an evaluation.
+
+    Raises:
+        UserError: `metrics-of-another-file`.
+    """
+    path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
+    if name is None:  # no metrics of this command
+        return
+    other = json_or_nothing(folder / TEST_FILE).get("test_file", name)  # a downloaded folder has the name alone
+    if other not in (path, os.path.basename(path)):
+        raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=folder / METRICS, other=other)
+
+
+def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
+    """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
+    plan, found = make_evaluation_plan(run.recipe, os.environ, task)
+    problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    problems.extend([*check_long_texts(asked, task), *check_samples(asked, task)])
+    tokenizer = None
+    if config is not None:
+        if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
+            noted, default = recorded_reading(config), unresolved(task.data_arguments, {}).max_length
+            asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
+            asked.long_text = noted.get("long_text", asked.long_text)
+        problems.extend(problems_of(check_max_length, config, asked.max_length))
+        tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
+    if not asked.test_file:
+        problems.raise_any()
+    test = task.tokenise_test(plan, tokenizer, problems)
+    assert config is not None
+    assert tokenizer is not None
+    run.warn(test.notes)
+    plan, args = bring_up(plan, run)
+    objective = task.objective(args, config, tokenizer, padded=True, rows=None)
+    model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
+    check_vocabulary(plan.model, model, tokenizer, flag="--model")
+    trainer = _trainer(model, args, test.rows, tokenizer, objective, plan.launch)
+    trainer.parallelism.prepare(trainer)
+    sharding.prepare_for_evaluation(trainer)
+    evaluate_file(trainer, run, test, asked.test_file)
+
+
+def _trainer(
+    model: Model,
+    args: Any,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    launch: Launch,
+) -> ExactTrainer:
+    if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
+        return LlamaTrainer(model, args, dataset, None, tokenizer, launch=launch)
+    return IndicTrainer(model, args, None, None, tokenizer, objective, launch=launch)

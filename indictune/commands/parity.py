@@ -1,0 +1,243 @@
+"""`indictune parity`: run a recipe under several strategy files, and compare each run with one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
+from indictune.config.fields import Checked, flag
+from indictune.config.flag_table import flags_of
+from indictune.config.recipe import read_arguments
+from indictune.config.task_names import PARITY_TRACE, SCRIPTS
+from indictune.console_text import printable, table
+from indictune.distributed.choose_launcher import Launcher, choose_launcher, fitting_launcher
+from indictune.errors import Problem, Problems, UserError, problem
+from indictune.parity.compare import Comparison, Difference, compare
+from indictune.parity.picture import draw
+from indictune.parity.traces import TRACE, Traced
+from indictune.shipped_files import as_seen_from_here, script
+from indictune.supervise import run_folder
+
+ONE = "one process"
+_HEADER = ("strategy", "processes", "loss", "grad norm", "weights", "evaluation", "verdict")
+CONSOLE = "console.log"
+# What makes runs comparable, unless the user asks for something else.
+_EXACT = {
+    "dropout": "0",
+    "bf16": "false",
+    "fp16": "false",
+    "tf32": "false",
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "load_best_model_at_end": "false",
+    "snapshot_steps": "0",
+    "push_to_hub": "false",
+    "num_sample_generations": "0",
+    "report": "false",
+}
+# What the trace needs: every step is logged, and rows are read in the process that trains.
+_TRACED = {"dataloader_num_workers": "0", "logging_strategy": "steps", "logging_steps": "1"}
+_SET = ("max_steps", "num_train_epochs", *_TRACED)
+
+
+@dataclass
+class ParityFlags(Checked):
+    """Which strategies are compared with one process, and how. The other flags are those of the run."""
+
+    strategies: str = flag("", "Strategies with commas between them: files of accelerate_configs/ by name, or others.")
+    steps: int = flag(20, "Optimizer steps of each run.")
+    num_processes: int | None = flag(
+        None, "Processes of each strategy. Default: one for each GPU; without GPUs, as few as the file can have."
+    )
+    tolerance: float = flag(1e-4, "Largest relative difference of runs that agree.")
+    plot: str | None = flag(None, "Gets a picture of the loss curves: png, svg or pdf.")
+    json: bool = flag(False, "Print all numbers as JSON.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no strategy, and a picture of another kind."""
+        yield from super().check()
+        if not self.strategies:
+            yield problem("parity-which", "--strategies")
+        if self.plot is not None and Path(self.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+            yield problem("parity-picture", "--plot", self.plot)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        name: of the strategy.
+        processes: that were asked for.
+        folder: of the run.
+        state: of `status.json`: ok, user_error, failed or resumable.
+        message: why it is not ok.
+    """
+
+    name: str
+    processes: int
+    folder: Path
+    state: str
+    message: str
+
+    @property
+    def traced(self) -> Traced:
+        """What it left, if it is ok."""
+        return Traced(self.name, self.folder)
+
+
+def run_parity(flags: Mapping[str, list[str]]) -> int:
+    """Compare the runs of a recipe; returns the exit code, 1 if a run differs.
+
+    Raises:
+        UserError: all problems of the flags and the recipe, or one process cannot run it.
+    """
+    own = [each.name for each in fields(ParityFlags)]
+    args = read_arguments({name: flags[name] for name in own if name in flags}, ParityFlags, "strategies")
+    asked = read_asked({name: words for name, words in flags.items() if name not in own})
+    problems = Problems(problems_of_set(asked))
+    launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
+    keeps = "output_dir" in asked.flags
+    if keeps:
+        problems.attempt(_make_folder, "--output_dir", Path(asked.output_dir), must_be_empty=True)
+    if args.plot:
+        problems.attempt(_make_folder, "--plot", Path(args.plot).parent)
+    problems.raise_any()
+    with ExitStack() as stack:
+        folder = Path(asked.output_dir if keeps else stack.enter_context(_temporary()))
+        asked = exact_flags(with_defaults(asked), args.steps)
+        reference = run_one(asked, ONE, choose_launcher(None, 1), folder / "one-process")
+        if reference.state != "ok":
+            raise UserError("parity-no-reference", value=reference.message)
+        ended = [run_one(asked, name, launcher, folder / name) for name, launcher in launchers.items()]
+        ok = [each for each in ended if each.state == "ok"]
+        compared = [compare(reference.traced, each.traced, args.tolerance) for each in ok]
+        losses = {each.name: each.traced.losses for each in (reference, *ok)}
+        failed = [each for each in ended if each.state != "ok"]
+    if args.plot:
+        draw(losses, args.tolerance, Path(args.plot))
+    if args.json:
+        print(json.dumps(_record(args, losses, compared, failed), indent=1))
+    else:
+        print(printable(parity_text(len(losses[ONE]), args.tolerance, compared, failed)))
+    agree = bool(compared) and all(each.agrees for each in compared)
+    return 0 if agree and all(each.state == "user_error" for each in failed) else 1
+
+
+def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
+    """Make a folder that gets something at the end, before the runs take their time.
+
+    Raises:
+        UserError: it cannot be made or written, or it holds files and must not.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if must_be_empty and any(folder.iterdir()):
+            raise UserError("folder-not-empty", flag, folder)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="indictune-parity-")
+
+
+def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
+    """The launcher of each strategy, by the name of its file. Strategies that do not exist are added to `problems`."""
+    found, own = dict[str, Launcher](), Problems()
+    for name in names:
+        launcher = own.attempt(fitting_launcher, name.strip(), processes)
+        if launcher is not None and launcher not in found.values():
+            stem = launcher.config_file.stem
+            found[f"{stem}-{len(found) + 1}" if stem in found else stem] = launcher
+    problems.extend(replace(each, flag="--strategies") for each in own)
+    return found
+
+
+def parity_text(steps: int, tolerance: float, compared: Sequence[Comparison], failed: Sequence[Ended]) -> str:
+    """The table, the causes, and the verdict."""
+    lines = [f"Each run next to one process, {steps} steps; relative differences, tolerance {tolerance:g}"]
+    body = [
+        [each.name, str(each.processes), *map(_cell, each.parts.values()), "same" if each.agrees else "differs"]
+        for each in compared
+    ]
+    lines += [table(list(_HEADER), body)] if body else []
+    lines += [f"{each.name} differs by {cause}" for each in compared for cause in each.causes]
+    for each in failed:
+        verb = "cannot run it" if each.state == "user_error" else "failed"
+        lines.append(f"{each.name} on {each.processes} processes {verb}: {each.message}")
+    same = sum(each.agrees for each in compared)
+    lines.append(f"{same} of {len(compared)} strategies that ran train the model of one process.")
+    return "\n".join(lines)
+
+
+def _cell(part: Difference) -> str:
+    if part.first is None:
+        return f"{part.largest:.1e}"
+    place = f"step {part.first}" if isinstance(part.first, int) else part.first
+    return f"{part.largest:.1e} ({place})"
+
+
+def _record(
+    args: ParityFlags, losses: dict[str, list[float]], compared: Sequence[Comparison], failed: Sequence[Ended]
+) -> dict[str, Any]:
+    runs = {
+        each.name: {
+            "processes": each.processes,
+            "agrees": each.agrees,
+            "causes": list(each.causes),
+            "differences": {name: _numbers(part) for name, part in each.parts.items()},
+        }
+        for each in compared
+    }
+    stopped = {each.name: {"state": each.state, "message": each.message} for each in failed}
+    return {"steps": len(losses[ONE]), "tolerance": args.tolerance, "runs": runs, "stopped": stopped, "losses": losses}
+
+
+def _numbers(part: Difference) -> dict[str, Any]:
+    largest = part.largest if math.isfinite(part.largest) else None
+    return {"largest": largest, "first_beyond_tolerance": part.first}
+
+
+def problems_of_set(asked: Asked) -> list[Problem]:
+    """The typed flags that would have no effect, as parity sets them."""
+    return [problem("parity-sets", f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
+
+
+def exact_flags(asked: Asked, steps: int) -> Asked:
+    """The same with the flags that make runs comparable; those that were typed stay."""
+    known = flags_of(asked.task)
+    added: Mapping[str, Sequence[str]] = {name: [value] for name, value in _EXACT.items() if name in known}
+    fixed = {name: [value] for name, value in _TRACED.items()}
+    return replace(asked, flags={**added, **asked.flags, **fixed, "max_steps": [str(steps)]})
+
+
+def run_one(asked: Asked, name: str, launcher: Launcher, folder: Path) -> Ended:
+    """Train under a strategy in a folder of its own, and wait for the end. Its console goes to a file there."""
+    folder.mkdir(parents=True)
+    asked = replace(asked, flags={**asked.flags, "output_dir": [str(folder)]})
+    asked = fit_data_ranks(asked, launcher)
+    command = launcher.command(as_seen_from_here(script(SCRIPTS[asked.task])), asked.words())
+    environ = {**os.environ, PARITY_TRACE: str((folder / TRACE).absolute())}
+    began = time.time()
+    with (folder / CONSOLE).open("wb") as console:
+        code = subprocess.run(command, env=environ, stdout=console, stderr=console, check=False).returncode
+    status = run_folder.status_since(folder, began)
+    state = status.get("state", "failed") if code else "ok"
+    said = (folder / CONSOLE).read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(said) if line.strip()), "it said nothing")
+    message = status.get("message") or f"exit code {code}: {last}. --output_dir keeps what it said."
+    print(f"indictune: {name} ran for {time.time() - began:.0f} s: {state}", file=sys.stderr, flush=True)
+    return Ended(name, launcher.processes, folder, state, "" if state == "ok" else message)

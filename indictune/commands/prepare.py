@@ -1,0 +1,124 @@
+"""Read and tokenise the rows of a run before it starts, so that it starts in seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from indictune.cache_folders import cache_folder
+from indictune.config.arguments import Files
+from indictune.config.plan import AnyPlan
+from indictune.config.recipe import Recipe, read_recipe
+from indictune.console_text import in_one_line, printable, table
+from indictune.data.bad_rows import REJECTED, BadRows
+from indictune.data.chat.messages import forms_of, instances_of
+from indictune.data.read.open_files import files_named
+from indictune.data.read.read_files import read_records
+from indictune.data.read.row_sources import SPLITS
+from indictune.errors import UserError, problems_of
+from indictune.models.load import check_max_length
+from indictune.preflight.derive import plan_of_rows
+from indictune.tasks.all_tasks import TASKS
+from indictune.tasks.protocol import Task, Tokens
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rows of a run: its plan, the tokenizer and the rows of its task, and their tokens."""
+
+    plan: AnyPlan
+    tokenizer: PreTrainedTokenizerBase
+    rows: Any
+    tokens: Tokens
+
+
+def run_prepare(flags: Mapping[str, list[str]]) -> int:
+    """Prepare the rows of the run that the flags describe; returns the exit code.
+
+    Raises:
+        UserError: all problems of the recipe and the rows.
+    """
+    started = time.monotonic()
+    made = prepare_rows(*task_of_flags(flags))
+    if made.tokens.summary:
+        print(printable(f"{made.tokens.summary}\n"))
+    show_rows(made, made.tokens.notes)
+    folder = made.tokens.folder
+    if folder is not None and (folder / REJECTED).exists():
+        print(f"Rows that were left out, with reasons: {folder / REJECTED}")
+    kept = "" if folder is None else f"; kept in {cache_folder() / 'prepared'}"
+    print(f"Prepared in {time.monotonic() - started:.1f} s{kept}")
+    return 0
+
+
+def prepare_rows(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
+    """Read and tokenise the rows of a run.
+
+    Raises:
+        UserError: all problems of the recipe and the rows.
+    """
+    if not recipe.is_read:  # else its values would be reported as missing
+        recipe.problems.raise_any()
+    plan, problems = plan_of_rows(recipe, task)
+    if plan.model_config is not None:
+        problems.extend(problems_of(check_max_length, plan.model_config, plan.data.max_length))
+    inputs = task.open(plan, problems)
+    rows = task.read(plan, inputs, problems)
+    problems.raise_any()
+    assert rows is not None
+    return Prepared(plan, rows.tokenizer, rows, task.tokenise(plan, rows))
+
+
+def show_rows(made: Prepared, notes: Sequence[str]) -> None:
+    """Print notes to standard error, and a table of lengths."""
+    tokens = made.tokens
+    for note in notes:
+        print(in_one_line(f"warning: {note}"), file=sys.stderr)
+    print(lengths_table(tokens, tokens.max_length or int(made.plan.data.max_length)))
+
+
+def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Recipe, Task[Any, Any, Any]]:
+    """The task that `--task` names, or whose flags fit best, and the recipe as that task reads it.
+
+    Where several tasks fit, the training file decides. `more` are arguments besides those of the task.
+    """
+    read = [(read_recipe(flags, (*more, *task.arguments())), task) for task in TASKS]
+    named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
+    fewest = min(len(recipe.problems) for recipe, _ in named or read)
+    fit = [each for each in named or read if len(each[0].problems) == fewest]
+    of_file = _task_of_file(fit[0][0].values.get("train_file"))
+    return next((each for each in fit if each[1].name == of_file), fit[0])
+
+
+def _task_of_file(named: Files) -> str:
+    """The task whose rows the training file, or the first of several, seems to hold."""
+    if not named:
+        return "classification"
+    with suppress(UserError, StopIteration):
+        _, (file, *_) = files_named(named, "train")
+        if file.endswith(".conll"):
+            return "tokens"
+        _, row = next(read_records(file, BadRows(file)))
+        if any(map(forms_of, instances_of(row))):
+            return "chat"
+    return "classification"
+
+
+def lengths_table(tokens: Tokens, max_length: int) -> str:
+    """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits."""
+    body = []
+    for name, dataset in zip(SPLITS, tokens.datasets, strict=True):
+        if dataset is None:
+            continue
+        lengths = dataset.with_format("arrow")[:]["length"].to_numpy()
+        mean, p95, longest = lengths.mean(), np.percentile(lengths, 95), lengths.max()
+        numbers = [f"{len(lengths):,}", f"{lengths.sum():,}", f"{mean:.1f}", f"{p95:.0f}", f"{longest:,}"]
+        body.append([name, *numbers, f"{(lengths >= max_length).mean():.1%}"])
+    return table(["split", "rows", "tokens", "mean", "p95", "longest", f"at the limit of {max_length}"], body)

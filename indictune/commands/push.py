@@ -1,0 +1,137 @@
+"""`indictune push`: upload a finished model to the Hub."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+
+from indictune.cache_folders import check_outside_checkpoints
+from indictune.config.fields import Checked, flag
+from indictune.config.recipe import read_arguments
+from indictune.console_text import printable
+from indictune.credentials import without_tokens
+from indictune.errors import Problem, Problems, UserError, problem
+from indictune.files import NOT_PUSHED, write_whole
+from indictune.hub.card import CARD, write_card
+from indictune.hub.card_facts import is_hub_name
+from indictune.hub.publish import check_write, model_files, problems_of_name, published, refusal_of
+from indictune.hub.upload import Destination, PushError, retried, upload
+from indictune.models.adapters import base_of, config_file
+from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.report.report_page import REPORT, write_without_texts
+
+_COMMAND = "indictune push"
+
+
+@dataclass
+class PushFlags(Checked):
+    """Which finished model goes to which repository of the Hub."""
+
+    folder: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    repo_id: str = flag("", "The repository, as you/name. It is made if it is missing. May be a bare second word.")
+    private: bool = flag(False, "Make the repository private, if it is made.")
+    revision: str | None = flag(None, "Branch, which is made if it is missing, or refs/pr/N. Default: main.")
+    create_pr: bool = flag(False, "Open a pull request in a repository that exists. It needs no right to write there.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a missing folder or repository, and two targets."""
+        yield from super().check()
+        if not self.folder or not self.repo_id:
+            yield problem("push-needs", "--repo_id" if self.folder else "--folder")
+        if self.create_pr and self.revision is not None:
+            yield problem("push-revision-or-pr", "--revision", self.revision)
+
+
+def run_push(flags: Mapping[str, list[str]]) -> int:
+    """Upload a finished model; returns the exit code, 1 if the push failed.
+
+    Raises:
+        UserError: all problems of the flags and the folder, or the Hub does not let this token write there.
+    """
+    folders, repositories = (bare := flags.get("", []))[:1], bare[1:]
+    if repositories:
+        flags = {"repo_id": repositories, **flags, "": folders}
+    args = read_arguments(flags, PushFlags, "folder")
+    folder = Path(args.folder)
+    problems = Problems()
+    for check in (_check_folder, _check_base):
+        with problems.collecting():
+            check(folder)
+    with problems.collecting():
+        _check_hub(args.repo_id)
+    problems.raise_any()
+    repository = _check_write(args)
+    if not (folder / CARD).is_file():
+        write_card(folder, repository)
+    _name_repository(folder, repository)
+    _leave_texts_out(folder)
+    names = published(folder, model_files(folder))
+    size = sum((folder / name).stat().st_size for name in names) / 1e6
+    print(f"Uploading {len(names)} files ({size:,.1f} MB) to {repository}: {', '.join(names)}", flush=True)
+    try:
+        to = Destination(repository, args.private or None, args.revision, args.create_pr)
+        url = upload(folder, names, to, "Upload by indictune push")
+    except PushError as error:
+        print(printable(without_tokens(f"indictune: {error}")), file=sys.stderr)
+        return 1
+    (folder / NOT_PUSHED).unlink(missing_ok=True)
+    print(printable(f"Pushed to {url}"))
+    return 0
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder without a model, and a checkpoint, which must stay as it is."""
+    if not config_file(folder).is_file() or not list(folder.glob("*.safetensors")):
+        raise UserError("nothing-to-push", _COMMAND, folder)
+    check_outside_checkpoints(folder, _COMMAND)
+
+
+def _check_base(folder: Path) -> None:
+    """Refuse an adapter on a base of this machine: its files name a folder here."""
+    if (folder / ADAPTER_CONFIG).is_file() and not is_hub_name(base_of(folder).name):
+        raise UserError("push-of-local-base", _COMMAND, model=base_of(folder).name)
+
+
+def _check_hub(repo_id: str) -> None:
+    problems = Problems(problems_of_name(repo_id, _COMMAND, repo_id, "Use a name such as you/name."))
+    if get_token() is None:
+        problems.append(problem("hub-token-missing", _COMMAND))
+    problems.raise_any()
+
+
+def _check_write(args: PushFlags) -> str:
+    """Make the repository and ask whether the token may write to it; returns its name with the namespace.
+
+    A pull request needs no right to write, nor a repository of one's own.
+    """
+    try:
+        if args.create_pr:
+            return args.repo_id
+        made = retried(lambda: HfApi().create_repo(args.repo_id, private=args.private or None, exist_ok=True))
+        check_write(made.repo_id)
+        return made.repo_id
+    except Exception as error:
+        raise refusal_of(error, _COMMAND, args.repo_id) from error
+
+
+def _leave_texts_out(folder: Path) -> None:
+    """Write the report of a run again without texts of its rows, and say so."""
+    if write_without_texts(folder, folder):
+        print(
+            printable(
+                f"{REPORT} goes up without the texts of your rows. `indictune report {folder}` shows them again."
+            )
+        )
+
+
+def _name_repository(folder: Path, repository: str) -> None:
+    """Let the card's program name the repository, where it names the folder."""
+    text = (folder / CARD).read_text(encoding="utf-8")
+    line = f"MODEL = {json.dumps(folder.absolute().name, ensure_ascii=False)}\n"
+    if line in text:
+        write_whole(folder / CARD, text.replace(line, f"MODEL = {json.dumps(repository)}\n"))

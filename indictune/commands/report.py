@@ -1,0 +1,54 @@
+"""`indictune report`: write the report of a run again, or compare runs on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from indictune.cache_folders import check_outside_checkpoints
+from indictune.config.fields import Checked, flag
+from indictune.config.read_words import with_flag
+from indictune.config.recipe import read_recipe
+from indictune.console_text import printable
+from indictune.errors import Problem, problem
+from indictune.report.report_page import write_report
+
+
+@dataclass
+class ReportFlags(Checked):
+    """Which runs are reported on, and where."""
+
+    runs: list[str] = flag(
+        [], "Folders of runs or evaluations. Several are compared. May be given as bare first words."
+    )
+    output_file: str | None = flag(
+        None, "HTML file to write. Default: report.html in the folder of one run, comparison.html for several."
+    )
+    texts: bool = flag(True, "Show texts of the rows, such as the worst mistakes. Use false for a report to share.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse missing folders, and a file of another kind."""
+        yield from super().check()
+        if not self.runs:
+            yield problem("report-needs", "--runs")
+        if self.output_file is not None and Path(self.output_file).suffix.lower() not in (".html", ".htm"):
+            yield problem("report-not-html", "--output_file", self.output_file)
+
+
+def run_report(flags: Mapping[str, list[str]]) -> int:
+    """Write the report of one run, or compare several; returns the exit code.
+
+    Raises:
+        UserError: all problems of the flags and the folders.
+    """
+    recipe = read_recipe(with_flag(flags, "runs"), (ReportFlags,))
+    with recipe.problems.collecting():
+        args = recipe.build(ReportFlags)
+    recipe.problems.raise_any()
+    folders = list(dict.fromkeys(map(Path, args.runs)))
+    for folder in folders:
+        check_outside_checkpoints(folder, "indictune report")
+    file = None if args.output_file is None else Path(args.output_file)
+    print(printable(f"Written to {write_report(folders, file, args.texts)}"))
+    return 0

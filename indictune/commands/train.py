@@ -1,0 +1,286 @@
+"""`indictune train`: read the task from the recipe, choose a launcher, and start the task's script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from indictune.config.fields import Checked, flag
+from indictune.config.flag_table import flags_of
+from indictune.config.read_words import read_flags, task_in, unknown_keys, unknown_name
+from indictune.config.strict_yaml import load_recipe
+from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
+from indictune.credentials import without_tokens
+from indictune.distributed.choose_launcher import Launcher, choose_launcher
+from indictune.distributed.host_memory import killed_processes
+from indictune.errors import Problems, UserError, problem
+from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
+from indictune.stop_signals import OF_SCHEDULERS
+from indictune.supervise import run_folder
+
+_OF_ROWS = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".ods", ".txt", ".gz", ".zst"}
+
+# For a task without a recipe and a model.
+_SMALL = {
+    "classification": "recipes/sentiment/small_from_scratch.yaml",
+    "tokens": "recipes/tokens/demo.yaml",
+    "chat": "recipes/llama/demo.yaml",
+}
+_PRETRAINED = "--model_name_or_path ai4bharat/IndicBERTv2-MLM-only starts from a pretrained model."
+
+
+@dataclass
+class TrainFlags(Checked):
+    """How the run is started. The other flags are those of its task."""
+
+    strategy: str | None = flag(
+        None,
+        "A file of accelerate_configs/, by its name. `auto`: the fastest that fits, as `indictune plan` ranks them. "
+        "Default: one for the GPUs.",
+    )
+    num_processes: int | None = flag(
+        None, "Processes on this machine. Default: as the strategy file says, or one for each GPU."
+    )
+    dry_run: bool = flag(False, "Print the plan, the tokens and the memory of the run, and stop.")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed.
+
+    Attributes:
+        task: of the run.
+        recipe: its path; None without one.
+        content: of the recipe.
+        flags: for the script, as name and words.
+        launch: how it is started.
+    """
+
+    task: str
+    recipe: Path | None
+    content: Mapping[str, Any]
+    flags: Mapping[str, Sequence[str]]
+    launch: TrainFlags
+
+    @property
+    def output_dir(self) -> str:
+        """The folder of the run; empty if none is given."""
+        given = self.flags.get("output_dir")
+        return " ".join(given) if given else str(self.content.get("output_dir") or "")
+
+    def words(self) -> list[str]:
+        """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
+        recipe = [] if self.recipe is None else ["--config", str(self.recipe)]
+        return recipe + [
+            word
+            for name, values in self.flags.items()
+            for word in (
+                [f"--{name}={values[0]}"] if len(values) == 1 and values[0][:1] == "-" else [f"--{name}", *values]
+            )
+        ]
+
+
+def run_train(flags: Mapping[str, list[str]]) -> int:
+    """Start the run that the flags describe; returns its exit code.
+
+    Raises:
+        UserError: all problems of names, recipe and strategy.
+    """
+    asked = chosen(with_defaults(read_asked(flags)))
+    launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
+    path = as_seen_from_here(script(SCRIPTS[asked.task]))
+    _refuse_several_machines(launcher, [str(path), *asked.words()])
+    asked = fit_data_ranks(asked, launcher)
+    if asked.launch.dry_run:
+        from indictune.commands.dry_run import dry_run
+        from indictune.supervise.logs import log_to_console
+
+        log_to_console()
+        return dry_run(asked.task, asked.words(), launcher.environment())
+    typed = ["accelerate", "launch", *launcher.options(), str(path), *asked.words()]
+    print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)
+    command = launcher.command(path, asked.words())
+    if launcher.is_one_process:
+        return _run_alone(command, asked, launcher)
+    return _run(command, Path(asked.output_dir))
+
+
+def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
+    """Read the flags, as words or split already, and the recipe, without the libraries of a run.
+
+    Raises:
+        UserError: an unknown name, a recipe that cannot be read, or a task that is not given.
+    """
+    flags = read_flags(given)
+    bare = flags.pop("", [])
+    tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
+    named = [word for word in bare if word not in tasks] + flags.pop("config", [])
+    if len(tasks) > 1 or len(named) > 1:
+        raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
+    if not tasks and not named and not flags:
+        raise UserError("train-what")
+    path = _recipe_path(named[0]) if named else None
+    content = {} if path is None else load_recipe(path)
+    problems = Problems()
+    launch = _launch(flags, problems)
+    task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, {**content, **flags})
+    known = [*flags_of(task), "config", *vars(launch)]
+    problems.extend(unknown_name(name, "--", known) for name in flags if name not in known)
+    problems.extend([] if path is None else unknown_keys(path, content, task))
+    problems.raise_any()
+    return Asked(task, path, content, flags, launch)
+
+
+def with_defaults(asked: Asked) -> Asked:
+    """The same with a folder for the run, and with the small recipe where neither recipe nor model is given."""
+    recipe, content, notes = asked.recipe, asked.content, []
+    if recipe is None and "model_name_or_path" not in asked.flags:
+        recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
+        content = {**load_recipe(recipe), "output_dir": None}
+        hint = f" {_PRETRAINED}" if asked.task == "classification" else ""
+        notes.append(f"no model given: a small one from random weights, by {_SMALL[asked.task]}.{hint}")
+    asked = replace(asked, recipe=recipe, content=content)
+    if not asked.output_dir:
+        stem = asked.task if recipe is None else recipe.stem
+        folder = _free_folder(Path("outputs", stem), may_exist="resume_from_checkpoint" in asked.flags)
+        asked = replace(asked, flags={**asked.flags, "output_dir": [str(folder)]})
+        notes.append(f"no --output_dir given: {folder}")
+    for note in notes:
+        print(f"indictune: {note}", file=sys.stderr)
+    return asked
+
+
+def chosen(asked: Asked) -> Asked:
+    """The same with a strategy and a micro-batch in place of `--strategy auto`."""
+    if asked.launch.strategy != "auto":
+        return asked
+    from indictune.commands.ranking import choose_strategy  # takes seconds
+
+    choice = choose_strategy(asked.task, asked.words(), asked.launch.num_processes)
+    flags = {name: [value] for name, value in choice.flags.items()}
+    words = " ".join(f"--{name} {value}" for name, value in choice.flags.items())
+    taken = f"--strategy {choice.strategy} --num_processes {choice.processes} {words}".rstrip()
+    print(f"indictune: --strategy auto takes {taken}: {choice.reason}", file=sys.stderr)
+    launch = replace(asked.launch, strategy=choice.strategy, num_processes=choice.processes)
+    return replace(asked, launch=launch, flags={**asked.flags, **flags})
+
+
+def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
+    """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
+    if launcher.machines > 1:
+        typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
+        line = shlex.join(typed)
+        last = launcher.machines - 1
+        raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
+
+
+def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
+    """The same with a smaller micro-batch, where the recipe's is too large for a share of the global batch."""
+    rows, at_once = (_rows(asked, name) for name in ("global_batch_size", "per_device_train_batch_size"))
+    if rows is None or at_once is None or "per_device_train_batch_size" in asked.flags:
+        return asked
+    if rows >= launcher.processes * at_once:
+        return asked
+    ranks = launcher.data_ranks()
+    if rows % ranks or rows >= ranks * at_once:
+        return asked
+    share = rows // ranks
+    note = f"{ranks} data-parallel ranks share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
+    print(f"indictune: {note}", file=sys.stderr)
+    return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})
+
+
+def _rows(asked: Asked, name: str) -> int | None:
+    """A number of rows as given, or else by default; None if it is no whole number."""
+    given = asked.flags.get(name, [str(asked.content.get(name, flags_of(asked.task)[name].default))])
+    return int(given[0]) if given and given[0].isdecimal() else None
+
+
+def _recipe_path(named: str) -> Path:
+    """The recipe of that path, or the installed one of that name."""
+    path = Path(named)
+    if path.suffix in _OF_ROWS:
+        raise UserError("recipe-is-rows", value=named)
+    if path.is_file():
+        return path
+    matches = [file for name, file in recipes().items() if named in (name, name.removeprefix("recipes/"))]
+    if not matches:
+        raise UserError("no-such-recipe", value=named)
+    return matches[0]
+
+
+def _launch(flags: dict[str, list[str]], problems: Problems) -> TrainFlags:
+    """Take the flags of the command itself out of `flags`."""
+    strategy = " ".join(flags.pop("strategy", [])) or None
+    processes = " ".join(flags.pop("num_processes", [])) or None
+    dry_run = " ".join(flags.pop("dry_run", ["false"])).lower() or "true"
+    if processes is not None and not (processes.isdecimal() and int(processes) > 0):
+        problems.append(problem("expected-at-least", "--num_processes", processes, smallest=1))
+        processes = None
+    if dry_run not in ("true", "false"):
+        problems.append(problem("wrong-type", "--dry_run", dry_run, reason="expected true or false"))
+    return TrainFlags(strategy, None if processes is None else int(processes), dry_run == "true")
+
+
+def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> str:
+    """The task that was typed, or that the recipe says or shows by keys that only one task has."""
+    in_recipe = task_in(content)
+    if in_recipe is not None and in_recipe not in SCRIPTS:
+        raise UserError("task-unknown", "task", in_recipe, known=", ".join(SCRIPTS))
+    if named is not None and in_recipe is not None and named != in_recipe:
+        raise UserError("recipe-of-other-task", "task", in_recipe, task=named, script=SCRIPTS[in_recipe])
+    if task := named or in_recipe:
+        return task
+    keys = [key for key in content if key not in flags_of("indictune train")]
+    unknown = {task: sum(key not in flags_of(task) for key in keys) for task in SCRIPTS}
+    best = [task for task in SCRIPTS if unknown[task] == min(unknown.values())]
+    if len(best) > 1:
+        raise UserError("task-missing", f"--config {path}" if path else "The flags", known=" or ".join(SCRIPTS))
+    return best[0]
+
+
+def _free_folder(folder: Path, may_exist: bool) -> Path:
+    """The folder, or the first of `folder-2`, `folder-3`, ... that holds no run."""
+    number, free = 1, folder
+    while not may_exist and run_folder.holds_files(free):
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _run_alone(command: Sequence[str], asked: Asked, launcher: Launcher) -> int:
+    """Run one process. If the kernel kills it for lack of memory, this process says so."""
+    kills = killed_processes()
+    code = _wait_for(command)
+    if code == -signal.SIGKILL and killed_processes() > kills:
+        from indictune.commands.dry_run import answer_to_kill
+
+        answer = answer_to_kill(asked.task, asked.words(), launcher.environment())
+        run_folder.write_status(Path(asked.output_dir), "failed", answer)
+        print(f"indictune: {answer}", file=sys.stderr)
+    return 128 - code if code < 0 else code
+
+
+def _run(command: Sequence[str], output_dir: Path) -> int:
+    """Run a launcher. Exit codes of ranks do not survive it, so `status.json` gives the code."""
+    began = time.time()
+    code = _wait_for(command)
+    state = run_folder.status_since(output_dir, began).get("state")
+    return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
+
+
+def _wait_for(command: Sequence[str]) -> int:
+    environ = {**os.environ, LAUNCHED_BY: str(os.getpid())}
+    with subprocess.Popen(command, env=environ) as launched:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
+        for number in OF_SCHEDULERS:
+            signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))
+        return launched.wait()

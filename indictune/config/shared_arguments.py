@@ -1,0 +1,127 @@
+"""The flags of commands that the packages below the commands read."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from indictune.config.fields import Checked, flag
+from indictune.config.row_arguments import BadRowArguments, FileFormArguments, TextArguments
+from indictune.errors import Problem, problem
+
+
+@dataclass
+class FinishedModelArguments(Checked):
+    """A finished model, and whose code may run when it is read."""
+
+    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+
+
+@dataclass
+class ClassifierArguments(FinishedModelArguments):
+    """How a finished classifier reads texts. Values that are not given are those of its training."""
+
+    max_length: int | None = flag(None, "Cut texts to this many tokens. Default: as in training.")
+    max_tokens_per_device: int | None = flag(
+        None, "Most tokens that are computed at once. Default: 2048 on a CPU, 32768 on a GPU."
+    )
+    calibrated: bool = flag(
+        False, "Divide logits by the temperature that the run fitted on its validation rows. Labels stay the same."
+    )
+    bf16: bool | None = flag(None, "Compute in bf16. Default: as in training.")
+    fp16: bool | None = flag(None, "Compute in fp16. Default: as in training.")
+
+
+@dataclass
+class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments):
+    """Which column of a file holds the texts that a finished classifier labels."""
+
+    input_file: str | None = flag(None, "Texts to label: a file as of --train_file, or txt with one text a line.")
+    text_column: str | None = flag(None, "Column with the text. Default: as in training.")
+    language_column: str | None = flag(
+        None, "Column with the language of each row. Default: as in training, else the language of the text."
+    )
+    keep_columns: list[str] = flag(
+        [], "Columns of --input_file that the output repeats, such as an id. `label` becomes `input_label`."
+    )
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a pattern of several files, and columns of none."""
+        yield from super().check()
+        if self.input_file is not None and glob.has_magic(self.input_file) and not Path(self.input_file).exists():
+            yield problem("predict-one-file", "--input_file", self.input_file)
+        if self.input_file is None and self.keep_columns:
+            yield problem("no-columns-to-keep", "--keep_columns", " ".join(self.keep_columns))
+
+
+@dataclass
+class ExportedModelArguments(FinishedModelArguments):
+    """A finished model that is written for another runtime."""
+
+    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    int8: bool = flag(False, "Store the weights in 8 bit: q8_0 in GGUF.")
+    input_file: str | None = flag(
+        None, "Texts on which an ONNX model is compared with the model. Default: 1,000 built-in tweets."
+    )
+
+
+@dataclass
+class EvaluationArguments(TextArguments, BadRowArguments):
+    """Which finished model is scored on which rows. Values that are not given are those of its training."""
+
+    model: str = flag("", "The --output_dir of a finished run.")
+    test_file: str = flag("", "Rows in the form of the training rows, with answers.")
+    columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
+    chat_template: str | None = flag(None, "How messages become text.")
+    train_on_prompts: bool = flag(False, "Score all tokens, not only those of the answers.")
+    num_sample_generations: int = flag(0, "Let a language model answer this many rows, and score what it writes.")
+    max_new_tokens: int = flag(256, "Most tokens of such an answer.")
+    output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")
+    per_device_eval_batch_size: int = flag(64, "Rows of one batch on each process.")
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+    bf16: bool = flag(False, "Compute in bf16.")
+    fp16: bool = flag(False, "Compute in fp16.")
+    ddp_timeout: int = flag(1800, "End the command after the processes have waited this many seconds for one.")
+    verbose: bool = flag(False, "Also show the messages of the other libraries.")
+
+
+@dataclass
+class MachineArguments(Checked):
+    """The GPUs that a run is planned for."""
+
+    gpus: int = flag(1, "GPUs in all nodes.")
+    nodes: int = flag(1, "Nodes with equally many GPUs.")
+    gpu: str | None = flag(
+        None, "Kind of GPU: a100, a100_40gb, h100, h200, l4, t4, rtx4090 and others. Default: the rates of an A100."
+    )
+    gpu_memory: str | None = flag(None, "Memory of a GPU, such as 80GB. Default: that of its data sheet.")
+    host_memory: str | None = flag(None, "CPU memory of a node, such as 512GB. Default: as much as is needed.")
+    interconnect: str | None = flag(
+        None, "Link between the GPUs of a node: nvlink, pcie, or a generation such as pcie4. Default: the GPU's."
+    )
+    internode: str | None = flag(
+        None, "Link of a node to the others, such as 200Gb (bits a second). Default: 400Gb for each GPU."
+    )
+
+
+@dataclass
+class RequestLimits(Checked):
+    """What a client of `indictune serve` may send."""
+
+    max_batch_size: int = flag(64, "Most texts that are labelled together. They may come from several requests.")
+    max_texts: int = flag(256, "Most texts of a request.")
+    max_characters: int = flag(10_000, "Most characters of a text.")
+    max_request_bytes: int = flag(1_000_000, "Largest body of a request, in bytes.")
+    max_waiting_texts: int = flag(10_000, "Most texts that wait. Further requests get status 503.")
+    requests_per_minute: int = flag(6_000, "Most requests of a client in a minute; 0 for no limit.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a queue that is too short for one request."""
+        yield from super().check()
+        if self.max_waiting_texts < self.max_texts:
+            yield problem("fewer-wait-than-come", "--max_waiting_texts", self.max_waiting_texts, texts=self.max_texts)

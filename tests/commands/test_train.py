@@ -1,0 +1,331 @@
+"""`indictune train` and `indictune recipes`: from an empty folder to a trained model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from indictune.cli import main
+from indictune.commands.train import read_asked
+from indictune.config.flag_table import flags_of
+from indictune.config.task_names import SCRIPTS
+from indictune.shipped_files import recipes, strategies
+from tests.ranks.launching import ROOT, path, python, start
+
+ROWS = "text,label\n" + "".join(f"बहुत अच्छी फिल्म {n},positive\nबेकार फिल्म {n},negative\n" for n in range(20))
+ALIASES = tomllib.loads((ROOT / "indictune/config/aliases.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, but for a file of tweets."""
+    (tmp_path / "tweets.csv").write_text(ROWS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type `indictune ...` in a folder."""
+    environment = {
+        **os.environ,
+        "PATH": path(),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [*python(), "-m", "indictune", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one message of a refused command."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def test_a_file_is_enough(empty: Path) -> None:
+    done = typed(
+        empty, "train", "sentiment", "--train_file", "tweets.csv", "--max_steps", "2", "--validation_file=tweets.csv"
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((empty / "outputs/small_from_scratch/metrics.json").read_text())
+    assert (metrics["strategy"], metrics["eval"]["num_examples"]) == ("single", 40)
+    (line,) = re.findall(r"^  (accelerate launch .*)$", done.stderr, re.MULTILINE)
+    words = shlex.split(line)
+    assert Path(words[words.index("--config_file") + 1]).name == "single_gpu.yaml"
+    assert "--validation_file" in words
+
+
+def test_several_processes_end_with_the_code_of_the_run_and_no_traceback(empty: Path) -> None:
+    done = typed(empty, "train", "sentiment", "--train_file", "tweet.csv", "--num_processes", "2")
+    assert done.returncode == 2
+    assert "[no-such-file]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_strategy_that_names_a_file_of_deepspeed_works_anywhere(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--strategy", "zero3", "--num_processes", "4"]
+    assert main([*words, "--dry_run"]) == 0
+    assert "zero3 on 4 process(es)" in capsys.readouterr().out
+
+
+def test_a_dry_run_tells_what_becomes_of_a_strategy_file(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zero_3 = {"zero_stage": 3, "zero3_save_16bit_model": False, "gradient_clipping": 0.5}
+    content = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "deepspeed_config": zero_3}
+    (empty / "theirs.yaml").write_text(json.dumps(content))
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--strategy", "theirs.yaml", "--num_processes", "2"]
+    assert main([*words, "--dry_run"]) == 0
+    shown = capsys.readouterr()
+    assert "--bf16 true --max_grad_norm 0.5" in shown.out
+    assert "zero3_save_16bit_model false" in shown.err
+
+
+def test_a_dry_run_prints_plan_tokens_and_memory_and_writes_nothing(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--num_processes", "8", "--dry_run"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "ddp on 8 process(es)" in shown
+    assert "64 rows = 8 x 8 rows x 1 accumulation step(s)" in shown  # the recipe has 16 rows a process
+    assert re.search(r"^train +36 .*\n^validation +4 ", shown, re.MULTILINE)
+    assert re.search(r"^optimizer states +\d", shown, re.MULTILINE)
+    assert sorted(path.name for path in empty.iterdir()) == ["tweets.csv"]
+
+
+def test_a_dry_run_counts_the_rows_of_the_embedding_that_are_trained(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = []
+    for choice in ("on", "off"):
+        words = ["train", "sentiment", "--train_file", "tweets.csv", "--active_vocabulary", choice, "--dry_run"]
+        assert main(words) == 0
+        found = re.search(r"([\d,]+) of ([\d,]+) parameters are trained", capsys.readouterr().out)
+        assert found is not None
+        trained.append(tuple(int(each.replace(",", "")) for each in found.groups()))
+    (active, whole), off = trained
+    assert active < whole
+    assert off == (whole, whole)
+
+
+def test_a_dry_run_into_a_file_has_no_bars_and_no_words_of_libraries(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(empty / "cache"))  # the built-in model is written anew
+    done = typed(empty, "train", "sentiment", "--train_file", "tweets.csv", "--output_dir", "out", "--dry_run")
+    assert done.stdout.startswith("task: ")
+    assert "rows: 36 train, 4 validation" in done.stderr  # as `train` says it
+    printed = done.stdout + done.stderr
+    assert [word for word in ("\r", "%|", "WARNING", "it/s") if word in printed] == []
+
+
+def test_a_dry_run_tells_all_problems(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--train_file", "no.csv", "--max_length", "2", "--dry_run"]
+    codes = re.findall(r"\[([\w-]+)\]$", refused(capsys, "train", "sentiment", *flags), re.MULTILINE)
+    assert {"no-such-file", "expected-at-least"} <= set(codes)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "task"),
+    [
+        ("task: chat\n", [], "chat"),
+        ("decided: {task: tokens}\n", [], "tokens"),
+        ("packing: true\n", [], "chat"),
+        ("class_weights: balanced\n", [], "classification"),
+        ("seed: 1\n", ["sentiment"], "classification"),
+        ("seed: 1\n", ["ner"], "tokens"),
+        ("seed: 1\n", ["llama"], "chat"),
+    ],
+)
+def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, words: list[str], task: str) -> None:
+    (empty / "r.yaml").write_text(content)
+    assert read_asked([*words, "--config", "r.yaml"]).task == task
+    assert read_asked([*words, "r.yaml", "--seed", "2"]).task == task
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None:
+    asked = read_asked([name.removeprefix("recipes/")])
+    folder = {"classification": "sentiment", "tokens": "tokens", "chat": "llama"}[asked.task]
+    assert name.startswith(f"recipes/{folder}/")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], "train-what"),
+        (["no.yaml"], "no-such-recipe"),
+        (["sentiment", "tweets.csv"], "recipe-is-rows"),
+        (["seed.yaml"], "task-missing"),
+        (["other.yaml"], "task-unknown"),
+        (["llama", "demo.yaml"], "recipe-of-other-task"),
+        (["sentiment", "--strategy", "ddq"], "no-such-strategy"),
+        (["sentiment", "--num_processes", "0"], "expected-at-least"),
+        (["sentiment", "--lerning_rate", "1"], "unknown-name"),
+        (["sentiment", "ner"], "bare-word"),
+        (["list.yaml"], "recipe-not-a-mapping"),
+        (["broken.yaml"], "not-yaml"),
+        (["typo.yaml"], "unknown-name"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(
+    empty: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: str
+) -> None:
+    (empty / "seed.yaml").write_text("seed: 1\n")
+    (empty / "other.yaml").write_text("task: dpo\n")
+    (empty / "demo.yaml").write_text("task: classification\n")
+    (empty / "list.yaml").write_text("- 1\n")
+    (empty / "broken.yaml").write_text("a: [\n")
+    (empty / "typo.yaml").write_text("task: chat\nmax_lenght: 9\n")
+    assert refused(capsys, "train", *words).endswith(f"[{code}]\n")
+    assert not (empty / "outputs").exists()
+
+
+def test_a_strategy_of_several_machines_names_the_line_for_each(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "nodes.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n")
+    words = ["sentiment", "--train_file", "tweets.csv", "--output_dir", "out", "--strategy", "nodes.yaml"]
+    for more in ([], ["--dry_run"]):
+        message = refused(capsys, "train", *words, *more)
+        assert message.endswith("[several-machines]\n")
+        launch = "accelerate launch --config_file nodes.yaml --main_process_ip HOST_OF_RANK_0 --machine_rank 0 "
+        assert launch in message
+        assert "train_sentiment.py" in message
+        assert "--train_file tweets.csv" in message
+
+
+def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
+    recipe = str(recipes()["recipes/llama/demo.yaml"])
+    done = start([*python(), "scripts/train_sentiment.py", "--config", recipe, "--output_dir", str(empty / "out")])
+    assert done.returncode == 2
+    assert "scripts/train_llama.py" in done.stderr
+    assert done.stderr.endswith("[recipe-of-other-task]\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "meant"),
+    [
+        ("sft", "train llama"),
+        ("finetune", "train"),
+        ("eval", "evaluate"),
+        ("tokenize", "prepare"),
+        ("init", "recipes"),
+    ],
+)
+def test_a_verb_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str], verb: str, meant: str) -> None:
+    assert f"`indictune {meant}`" in refused(capsys, verb, "config.yaml")
+
+
+def test_a_name_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(ALIASES) >= 60
+    for name, entry in ALIASES.items():
+        here, note = (entry, "") if isinstance(entry, str) else entry
+        tasks = [task for task in SCRIPTS if not here or here in flags_of(task)]
+        assert tasks, f"no task has {here}"
+        assert all(name not in flags_of(task) for task in SCRIPTS)
+        message = refused(capsys, "train", tasks[0], f"--{name}", "1")
+        assert f"`--{here}`" in message or not here
+        assert note in message
+        assert message.endswith("[unknown-name]\n")
+
+
+def test_a_name_that_resembles_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "`--" not in refused(capsys, "train", "sentiment", "--rope_scaling", "2").replace("`--help`", "")
+
+
+def test_a_flag_of_another_task_names_its_script() -> None:
+    from indictune.config.recipe import read_recipe
+    from indictune.tasks.classification import Classification
+
+    (problem,) = read_recipe(["--packing", "true"], Classification.arguments()).problems
+    assert problem.code == "unknown-name"
+    assert "scripts/train_llama.py" in str(problem)
+
+
+def test_help_shows_the_flags_that_matter_then_all_then_those_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    def names(*words: str) -> list[str]:
+        assert main(["train", *words]) == 0
+        return re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
+
+    first = names("--help")
+    assert first[:3] == ["dry_run", "num_processes", "strategy"]
+    assert len(first[3:]) == 15
+    assert {"config", "learning_rate", "train_file"} <= set(first)
+    assert set(names("--help", "all")) >= {*flags_of("classification"), "config"}
+    assert {"lora_r", "lora_alpha", "method"} <= set(names("llama", "--help", "lora"))
+    assert "learning_rate" not in names("--help", "lora")
+
+
+def test_a_script_answers_help_before_the_libraries_are_imported(empty: Path) -> None:
+    command = [*python(), "-X", "importtime", str(ROOT / "scripts/train_llama.py"), "--seed", "1", "--help", "lora"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--lora_alpha" in done.stdout
+    assert "| indictune.config.flag_table" in done.stderr.replace("  ", "")
+    assert re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE) is None
+
+
+def test_a_script_finds_typing_errors_before_the_libraries_are_imported(empty: Path) -> None:
+    (empty / "torch.py").write_text("raise SystemExit('torch is imported')\n", encoding="utf-8")
+    script = [*python(), str(ROOT / "scripts/train_sentiment.py"), "--lerning_rate", "1", "--lora_rank", "8"]
+    (empty / "typo.yaml").write_text("max_lenght: 9\nseed: 1\nlogging_steps: null\n")
+    script += ["--config", "typo.yaml"]
+    done = subprocess.run(
+        script,
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{empty}:{ROOT}"},
+    )
+    assert done.returncode == 2
+    assert re.findall(r"(?:--|typo.yaml: )(\w+): .* `(?:--)?(\w+)`", done.stderr) == [
+        ("lerning_rate", "learning_rate"),
+        ("lora_rank", "lora_r"),
+        ("max_lenght", "max_length"),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["prepare", "inspect"])
+def test_a_verb_finds_typing_errors_of_a_recipe_before_the_libraries_are_imported(
+    empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for module in ("prepare", "inspect"):
+        monkeypatch.setitem(sys.modules, f"indictune.commands.{module}", None)
+    (empty / "typo.yaml").write_text("task: chat\nmax_lenght: 9\n")
+    assert refused(capsys, verb, "--config", "typo.yaml").startswith("indictune: typo.yaml: max_lenght: ")
+
+
+def test_recipes_are_listed_and_copied(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name.removeprefix("recipes/") in listed for name in recipes())
+    assert all(f"{name}.yaml" in listed for name in strategies())
+    assert "scripts/slurm/train.sbatch" not in listed
+    assert "  slurm/train.sbatch " in listed
+    assert main(["recipes", "sentiment/demo", "zero3.yaml", "train.sbatch", "--to", "mine"]) == 0
+    capsys.readouterr()
+    copied = sorted(str(path.relative_to(empty / "mine")) for path in (empty / "mine").rglob("*.*"))
+    strategy = ["accelerate_configs/zero3.yaml", "ds_configs/zero3.json"]
+    assert copied == [*strategy, "recipes/sentiment/demo.yaml", "scripts/slurm/train.sbatch"]
+    assert refused(capsys, "recipes", "sentiment/demo", "--to", "mine").endswith("[file-exists]\n")
+    assert refused(capsys, "recipes", "demo").endswith("[shipped-file-unknown]\n")
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"indictune \d+\.\d+\.\d+\n", capsys.readouterr().out)
