@@ -25,14 +25,13 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.plan import Axes, Launch
 from indictune.console_text import table
 from indictune.distributed.pipeline.schedule import bubble
-from indictune.distributed.planning.held import PARTS
-from indictune.distributed.planning.kept_bytes import Kept, Types, gradients_between, kept_bytes
-from indictune.distributed.planning.rank_weights import ModelWeights, Weight
-from indictune.distributed.planning.sent_bytes import Sizes, keys_passed, layer_sums, passed_on, summed
-from indictune.distributed.planning.step_time import SUMS
-from indictune.distributed.planning.widths import Widths
 from indictune.models.builtin import resolve
 from indictune.models.config_shapes import meta_model
+from indictune.planning.kept_bytes import Kept, Types, gradients_between, kept_bytes
+from indictune.planning.out_of_memory import PARTS
+from indictune.planning.rank_weights import LayerWidths, ModelWeights, Weight
+from indictune.planning.sent_bytes import AxisSizes, bytes_summed, keys_passed, layer_sums, passed_on
+from indictune.planning.step_time import SUMS
 
 ROWS, TOKENS, TOKENS_OF_CHAT = 16, 32, 512  # of a step, and of a row
 MICRO_BATCHES = 4
@@ -52,7 +51,7 @@ class Case:
     """
 
     strategy: str
-    sizes: Sizes
+    sizes: AxisSizes
     data: str
 
     @property
@@ -82,17 +81,17 @@ class Case:
         """Bytes that the first rank should send in a step, over gloo."""
         sizes, own = self.sizes, self._of_rank(count)
         tokens = ROWS * (TOKENS_OF_CHAT if self.is_chat else TOKENS) // MICRO_BATCHES // sizes.data
-        shape = Widths(count.layers, count.hidden, 4 * count.hidden, 1, count.key_values, is_gated=False)
+        shape = LayerWidths(count.layers, count.hidden, 4 * count.hidden, 1, count.key_values, is_gated=False)
         ranks = sizes.shards if sizes.split == "weights" else sizes.data
         of_data = expected_bytes(self.data, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
-        of_copies = summed(4 * own.elements / ranks, sizes.replicas)
+        of_copies = bytes_summed(4 * own.elements / ranks, sizes.replicas)
         messages = passed_on(shape, sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
         sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS)
         keys = keys_passed(shape, sizes, tokens, value_bytes=4, recomputes=True, gpu=False)
         return of_data + of_copies + MICRO_BATCHES * (messages + sums + keys)
 
     def kept_bytes(self) -> Kept:
-        """Bytes that the first rank should keep at the optimizer's step, as `indictune.distributed.planning` says."""
+        """Bytes that the first rank should keep at the optimizer's step, as `indictune.planning` says."""
         return kept_bytes(*self._planned(), at_step=True)
 
     def gradients_between(self) -> float:
@@ -118,20 +117,20 @@ class Case:
 
 
 CASES = (
-    Case("ddp", Sizes(data=4), "ddp"),
-    Case("fsdp2", Sizes(data=4, split="weights"), "fsdp2"),
-    Case("zero1", Sizes(data=4, split="states"), "zero1"),
-    Case("zero2", Sizes(data=4, split="gradients"), "zero2"),
-    Case("zero3", Sizes(data=4, split="weights"), "zero3"),
-    Case("pipeline", Sizes(pipeline=2), "ddp"),
-    Case("tp", Sizes(tensor=2), "ddp"),
-    Case("ddp_tp", Sizes(data=2, tensor=2), "ddp"),
-    Case("fsdp2_tp", Sizes(data=2, tensor=2, split="weights"), "fsdp2"),
-    Case("hsdp", Sizes(data=4, replicas=2, split="weights"), "fsdp2"),
-    Case("zero1_tp", Sizes(data=2, tensor=2, split="states"), "zero1"),
-    Case("zero2_tp", Sizes(data=2, tensor=2, split="gradients"), "zero2"),
-    Case("fsdp2_cp", Sizes(context=2, split="weights"), "fsdp2"),
-    Case("3d", Sizes(data=2, pipeline=2, tensor=2), "ddp"),
+    Case("ddp", AxisSizes(data=4), "ddp"),
+    Case("fsdp2", AxisSizes(data=4, split="weights"), "fsdp2"),
+    Case("zero1", AxisSizes(data=4, split="states"), "zero1"),
+    Case("zero2", AxisSizes(data=4, split="gradients"), "zero2"),
+    Case("zero3", AxisSizes(data=4, split="weights"), "zero3"),
+    Case("pipeline", AxisSizes(pipeline=2), "ddp"),
+    Case("tp", AxisSizes(tensor=2), "ddp"),
+    Case("ddp_tp", AxisSizes(data=2, tensor=2), "ddp"),
+    Case("fsdp2_tp", AxisSizes(data=2, tensor=2, split="weights"), "fsdp2"),
+    Case("hsdp", AxisSizes(data=4, replicas=2, split="weights"), "fsdp2"),
+    Case("zero1_tp", AxisSizes(data=2, tensor=2, split="states"), "zero1"),
+    Case("zero2_tp", AxisSizes(data=2, tensor=2, split="gradients"), "zero2"),
+    Case("fsdp2_cp", AxisSizes(context=2, split="weights"), "fsdp2"),
+    Case("3d", AxisSizes(data=2, pipeline=2, tensor=2), "ddp"),
 )
 
 

@@ -10,13 +10,12 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, RunPlan, unresolved
 from indictune.config.recipe import Recipe
-from indictune.distributed.planning.hardware import Machine, machine_of
-from indictune.distributed.planning.memory import Memory, RankMemory
-from indictune.distributed.planning.micro_batches import RowLengths
-from indictune.distributed.planning.rank_weights import ModelWeights
-from indictune.distributed.planning.step_time import Step, estimate_step
 from indictune.errors import Problems
 from indictune.models.config_shapes import meta_model
+from indictune.planning.hardware import Machine, machine_of
+from indictune.planning.memory import Memory, RankMemory
+from indictune.planning.rank_weights import ModelWeights
+from indictune.planning.step_time import RowLengths, Step, estimate_step
 
 TOKENS_AT_ONCE = 8192  # most tokens of a micro-batch
 

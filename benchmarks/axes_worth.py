@@ -2,20 +2,20 @@
 
     python -m benchmarks.axes_worth
 
-The formulas and their assumptions are those of `indictune plan`: `indictune/distributed/planning/`.
+The formulas and their assumptions are those of `indictune plan`: `indictune/planning/`.
 """
 
 from __future__ import annotations
 
 from benchmarks.axes_jobs import MACHINES, Job, estimate, jobs, layouts
 from indictune.console_text import table
-from indictune.distributed.planning import sent_bytes
-from indictune.distributed.planning.hardware import Machine, assumed
-from indictune.distributed.planning.kept_bytes import FP32, HALF
-from indictune.distributed.planning.memory import Memory
-from indictune.distributed.planning.sent_bytes import Sizes
-from indictune.distributed.planning.step_time import SUMS, SUMS_IF_GATED, Step
-from indictune.distributed.planning.widths import Widths
+from indictune.planning import sent_bytes
+from indictune.planning.hardware import Machine, assumed
+from indictune.planning.kept_bytes import FP32, HALF
+from indictune.planning.memory import Memory
+from indictune.planning.rank_weights import LayerWidths
+from indictune.planning.sent_bytes import AxisSizes
+from indictune.planning.step_time import SUMS, SUMS_IF_GATED, Step
 
 Estimate = tuple[Memory, Step]
 
@@ -59,7 +59,9 @@ def hidden_from(machine: Machine) -> tuple[float, float]:
     """
     gpus, flops = machine.gpus, assumed("achieved") * machine.flops
     link = machine.link(gpus)
-    return sent_bytes.summed(FP32, gpus) / link * flops / 4, 2 * sent_bytes.gathered(HALF, gpus) / link * flops / 6
+    return sent_bytes.bytes_summed(FP32, gpus) / link * flops / 4, 2 * sent_bytes.bytes_gathered(
+        HALF, gpus
+    ) / link * flops / 6
 
 
 def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> float:
@@ -67,9 +69,9 @@ def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> flo
 
     A layer has 12 x hidden^2 parameters (Narayanan et al. 2021, appendix), with 6 FLOP for each and each token.
     """
-    layer = Widths(1, hidden, 4 * hidden, 1, hidden, kind == "llama")
+    layer = LayerWidths(1, hidden, 4 * hidden, 1, hidden, kind == "llama")
     count = SUMS_IF_GATED if layer.is_gated else SUMS
-    sums = sent_bytes.layer_sums(layer, Sizes(tensor=parts), 1, HALF, count) / machine.link(parts)
+    sums = sent_bytes.layer_sums(layer, AxisSizes(tensor=parts), 1, HALF, count) / machine.link(parts)
     return float(sums / (6 * 12 * hidden**2 / parts / (assumed("achieved") * machine.flops)))
 
 

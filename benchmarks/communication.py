@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
-from indictune.distributed.planning.sent_bytes import gathered, scattered, summed
+from indictune.planning.sent_bytes import bytes_gathered, bytes_scattered, bytes_summed
 from tests.ranks.launching import accelerate, start
 
 RANKS = 2
@@ -100,11 +100,12 @@ def expected_bytes(
     # gathers once a micro-batch: all weights are fewer than `stage3_max_reuse_distance` (1e9), and stay for the
     # backward pass.
     sent = {
-        "ddp": summed(gradients, ranks),
-        "fsdp2": scattered(gradients, ranks, gpu) + accumulation_steps * gathered(weights + weights_again, ranks),
-        "zero1": summed(gradients, ranks) + gathered(weights, ranks),
-        "zero2": accumulation_steps * summed(gradients, ranks) + gathered(weights, ranks),
-        "zero3": accumulation_steps * (scattered(gradients, ranks, gpu) + gathered(weights, ranks)),
+        "ddp": bytes_summed(gradients, ranks),
+        "fsdp2": bytes_scattered(gradients, ranks, gpu)
+        + accumulation_steps * bytes_gathered(weights + weights_again, ranks),
+        "zero1": bytes_summed(gradients, ranks) + bytes_gathered(weights, ranks),
+        "zero2": accumulation_steps * bytes_summed(gradients, ranks) + bytes_gathered(weights, ranks),
+        "zero3": accumulation_steps * (bytes_scattered(gradients, ranks, gpu) + bytes_gathered(weights, ranks)),
     }
     return sent[strategy]
 

@@ -23,9 +23,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from indictune.config.recipe import read_recipe
 from indictune.distributed.parallelism import Parallelism
-from indictune.distributed.planning.held import PARTS, held_bytes
-from indictune.distributed.planning.widths import widths_of
 from indictune.distributed.sharding import full_shapes
+from indictune.planning.out_of_memory import PARTS, held_bytes
+from indictune.planning.rank_weights import layer_widths
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -92,7 +92,7 @@ class CountBytes(TrainerCallback):
         config = others["model"].config
         noted: dict[str, Any] = {"bytes": self.bytes, "kept": self.kept, "between": self.between}
         noted["parameters"] = parameters(others["model"])
-        widths = widths_of(config)
+        widths = layer_widths(config)
         sizes = {"layers": widths.layers, "hidden": widths.hidden, "key_values": widths.key_values}
         noted["peak"] = None if self._peak is None else self._peak.bytes()
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"

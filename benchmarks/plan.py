@@ -5,7 +5,7 @@
 
 The first trains a small BERT in fp32, as `benchmarks/axes.py` does, and counts parameters, gradients and optimizer
 states before and after they are sharded. The second trains with one process and compares the peak of the GPU's
-allocator with the estimate. It writes `indictune/distributed/planning/calibration.json`, which `indictune plan` reads.
+allocator with the estimate. It writes `indictune/planning/calibration.json`, which `indictune plan` reads.
 Without a GPU it compares with the peak of torch's CPU allocator, on the built-in models, writes nothing and ends with
 code 2. It then trains without dropout, for which only a CPU keeps fp32 noise and the attention's matrix, and adds the
 fp32 copies of the logits that only a CPU makes.
@@ -31,15 +31,14 @@ from indictune.cli import EXIT_REFUSED
 from indictune.commands.prepare import task_of_flags
 from indictune.config.read_words import read_flags
 from indictune.console_text import table
-from indictune.distributed.out_of_memory import estimated
-from indictune.distributed.planning.calibration import CALIBRATION
-from indictune.distributed.planning.held import PARTS
-from indictune.distributed.planning.sent_bytes import Sizes, Split
 from indictune.models.builtin import resolve
+from indictune.planning.memory import CALIBRATION
+from indictune.planning.out_of_memory import PARTS, estimated
+from indictune.planning.sent_bytes import AxisSizes, DataSplit
 from indictune.preflight.derive import plan_of_rows
 
 # Files that only share the batch: the engine, and what it splits.
-DATA: dict[str, tuple[str, Split]] = {
+DATA: dict[str, tuple[str, DataSplit]] = {
     "ddp": ("ddp", "nothing"),
     "fsdp2": ("fsdp2", "weights"),
     "fsdp2_offload": ("fsdp2", "weights"),
@@ -50,7 +49,7 @@ DATA: dict[str, tuple[str, Split]] = {
     "zero3": ("zero3", "weights"),
     "zero3_offload": ("zero3", "weights"),
 }
-SHARDED_STAGES = Case("pipeline", Sizes(data=2, pipeline=2, split="weights"), "fsdp2")
+SHARDED_STAGES = Case("pipeline", AxisSizes(data=2, pipeline=2, split="weights"), "fsdp2")
 WIDER: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 METHODS = [("sentiment", "full"), ("sentiment", "lora"), ("llama", "full"), ("llama", "lora"), ("llama", "qlora")]
 SETTINGS = [(*each, *others) for each, others in product(METHODS, product((4, 16), (False, True)))]  # rows, keeps
@@ -60,9 +59,9 @@ LENGTHS = {"sentiment": TOKENS, "llama": 512}
 def cases(ranks: int) -> list[Case]:
     """Every strategy file that runs on so many processes; one process shows what is kept before sharding."""
     if ranks == 1:
-        return [Case("single_gpu", Sizes(), "ddp")]
+        return [Case("single_gpu", AxisSizes(), "ddp")]
     data = DATA if ranks <= ROWS // MICRO_BATCHES else {}  # each process needs a row of a micro-batch
-    of_data = [Case(name, Sizes(data=ranks, split=split), engine) for name, (engine, split) in data.items()]
+    of_data = [Case(name, AxisSizes(data=ranks, split=split), engine) for name, (engine, split) in data.items()]
     others = [*CASES, SHARDED_STAGES]
     return of_data + [each for each in others if each.sizes.world == ranks and each.strategy not in DATA]
 

@@ -17,8 +17,8 @@ from indictune.commands.plan import ranking_of_flags
 from indictune.commands.ranking import MICRO_BATCHES
 from indictune.config.read_words import read_flags
 from indictune.console_text import shown_bytes
-from indictune.distributed.planning.calibration import calibration
-from indictune.distributed.planning.candidates import Candidate
+from indictune.planning.candidates import Candidate
+from indictune.planning.memory import calibration
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").rglob("*.yaml"))
 COMMAND = re.compile(r"accelerate_configs/(\w+)\.yaml(?: --num_processes (\d+))?")

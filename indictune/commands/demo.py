@@ -57,8 +57,7 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
         write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
         return 0
-    from indictune.serving.address import bound, warn_of_others
-    from indictune.serving.server import serve
+    from indictune.serving.server import bound, serve, warn_of_others
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
@@ -68,7 +67,7 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     assert page is not None
     with listener:
         warn_of_others(listener)
-        serve(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
+        run_server(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
     return 0
 
 

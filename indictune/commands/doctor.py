@@ -22,15 +22,15 @@ from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed.doctor.came_up import CHECK as LAUNCH
-from indictune.distributed.doctor.examination import Subject, examine
-from indictune.distributed.doctor.lines import Line, as_json, exit_code, of_problem
-from indictune.distributed.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.distributed.launch import rank_of, read_launch
-from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.node_meeting import unreachable
+from indictune.doctor.check_lines import Outcome, exit_code, lines_as_json, of_problem
+from indictune.doctor.compare_ranks import LAUNCH_CHECK
+from indictune.doctor.examination import Subject, examine
+from indictune.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.errors import Problem, Problems, problems_of
 from indictune.hub.publish import repository_name
+from indictune.planning.machine_failures import check_interfaces
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
@@ -60,16 +60,16 @@ def run_doctor(flags: Mapping[str, list[str]]) -> int:
     args = recipe.build(DoctorFlags)
     if rank_of(os.environ) != 0:
         logging.getLogger("indictune").setLevel(logging.ERROR)  # each rank has the same warnings
-    found: list[Line] = []
+    found: list[Outcome] = []
     with _own_stdout() as stdout:
 
-        def report(absent: list[Line]) -> None:
+        def report(absent: list[Outcome]) -> None:
             _show([*found, *absent], args.json, stdout)
 
         try:
             roll = RollCall(os.environ, args.collective_timeout, report)
         except DistError as error:
-            report([of_problem(LAUNCH, unreachable(os.environ, error))])
+            report([of_problem(LAUNCH_CHECK, unreachable(os.environ, error))])
             return 1
         try:
             examine(_subject(flags, recipe, task), roll, found)
@@ -118,9 +118,9 @@ def _problems_of_launch(plan: AnyPlan) -> list[Problem]:
     return [*problems_of(read_launch, os.environ), *check_interfaces(plan)]
 
 
-def _show(found: Sequence[Line], as_text: bool, stdout: TextIO) -> None:
+def _show(found: Sequence[Outcome], as_text: bool, stdout: TextIO) -> None:
     if as_text:
-        text = json.dumps({"ok": not exit_code(found), "checks": as_json(found)}, indent=1, ensure_ascii=False)
+        text = json.dumps({"ok": not exit_code(found), "checks": lines_as_json(found)}, indent=1, ensure_ascii=False)
     else:
         counts = [f"{sum(line.status == status for line in found)} {status}" for status in ("ok", "warn", "fail")]
         text = "\n".join([*(line.text() for line in found), ", ".join(counts)])

@@ -15,12 +15,12 @@ from indictune.data.collation import lengths_of
 from indictune.distributed import strategy_file
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.launch import shown_axes
-from indictune.distributed.out_of_memory import killed_for_memory
-from indictune.distributed.planning.memory import Memory, estimate_memory, micro_batch_tokens
-from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
 from indictune.models.config_shapes import ParameterCounts, meta_model
+from indictune.planning.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.planning.out_of_memory import killed_for_memory
+from indictune.planning.rank_weights import ModelWeights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run

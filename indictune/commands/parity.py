@@ -23,9 +23,8 @@ from indictune.config.task_names import PARITY_TRACE, SCRIPTS
 from indictune.console_text import printable, table
 from indictune.distributed.choose_launcher import Launcher, choose_launcher, fitting_launcher
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.parity.compare import Comparison, Difference, compare
-from indictune.parity.picture import draw
-from indictune.parity.traces import TRACE, Traced
+from indictune.parity.compare_traces import TRACE, RunComparison, RunDifference, Traced, compare_traces
+from indictune.parity.picture import draw_losses
 from indictune.shipped_files import as_seen_from_here, script
 from indictune.supervise import run_folder
 
@@ -122,11 +121,11 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
             raise UserError("parity-no-reference", value=reference.message)
         ended = [run_one(asked, name, launcher, folder / name) for name, launcher in launchers.items()]
         ok = [each for each in ended if each.state == "ok"]
-        compared = [compare(reference.traced, each.traced, args.tolerance) for each in ok]
+        compared = [compare_traces(reference.traced, each.traced, args.tolerance) for each in ok]
         losses = {each.name: each.traced.losses for each in (reference, *ok)}
         failed = [each for each in ended if each.state != "ok"]
     if args.plot:
-        draw(losses, args.tolerance, Path(args.plot))
+        draw_losses(losses, args.tolerance, Path(args.plot))
     if args.json:
         print(json.dumps(_record(args, losses, compared, failed), indent=1))
     else:
@@ -166,7 +165,7 @@ def _launchers(names: Sequence[str], processes: int | None, problems: Problems) 
     return found
 
 
-def parity_text(steps: int, tolerance: float, compared: Sequence[Comparison], failed: Sequence[Ended]) -> str:
+def parity_text(steps: int, tolerance: float, compared: Sequence[RunComparison], failed: Sequence[Ended]) -> str:
     """The table, the causes, and the verdict."""
     lines = [f"Each run next to one process, {steps} steps; relative differences, tolerance {tolerance:g}"]
     body = [
@@ -183,7 +182,7 @@ def parity_text(steps: int, tolerance: float, compared: Sequence[Comparison], fa
     return "\n".join(lines)
 
 
-def _cell(part: Difference) -> str:
+def _cell(part: RunDifference) -> str:
     if part.first is None:
         return f"{part.largest:.1e}"
     place = f"step {part.first}" if isinstance(part.first, int) else part.first
@@ -191,7 +190,7 @@ def _cell(part: Difference) -> str:
 
 
 def _record(
-    args: ParityFlags, losses: dict[str, list[float]], compared: Sequence[Comparison], failed: Sequence[Ended]
+    args: ParityFlags, losses: dict[str, list[float]], compared: Sequence[RunComparison], failed: Sequence[Ended]
 ) -> dict[str, Any]:
     runs = {
         each.name: {
@@ -206,7 +205,7 @@ def _record(
     return {"steps": len(losses[ONE]), "tolerance": args.tolerance, "runs": runs, "stopped": stopped, "losses": losses}
 
 
-def _numbers(part: Difference) -> dict[str, Any]:
+def _numbers(part: RunDifference) -> dict[str, Any]:
     largest = part.largest if math.isfinite(part.largest) else None
     return {"largest": largest, "first_beyond_tolerance": part.first}
 

@@ -18,12 +18,11 @@ from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments
 from indictune.console_text import printable, shown_bytes
-from indictune.distributed.planning.asked_machine import DEFAULT_GPU, asked_machine, link_name
-from indictune.distributed.planning.hardware import Machine, assumed
-from indictune.distributed.planning.kept_bytes import is_half
-from indictune.distributed.planning.step_time import flops_of_gpu
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.load import read_config
+from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name
+from indictune.planning.kept_bytes import is_half
+from indictune.planning.step_time import flops_of_gpu
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task

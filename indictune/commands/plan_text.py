@@ -14,9 +14,9 @@ from indictune.commands.ranking import MICRO_BATCHES, Ranking, micro_batch_flag
 from indictune.config.flag_table import flags_of
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
-from indictune.distributed.planning.calibration import CALIBRATION, calibration
-from indictune.distributed.planning.candidates import Candidate
-from indictune.distributed.planning.hardware import Machine, assumed
+from indictune.planning.candidates import Candidate
+from indictune.planning.hardware import Machine, assumed
+from indictune.planning.memory import CALIBRATION, calibration
 from indictune.shipped_files import as_seen_from_here, script, strategies
 
 OF_FP16 = {"bf16": False, "fp16": True}  # of a run on GPUs without bf16
@@ -136,9 +136,7 @@ def _of_best(ranking: Ranking, flags: Mapping[str, list[str]]) -> Iterator[str]:
 def header(ranking: Ranking) -> list[str]:
     """Titles of the columns of a table."""
     batch = "tokens" if ranking.plan.training.max_tokens_per_device is not None else "rows"
-    time = "h an epoch" if ranking.lengths.rows else "h per 1M tokens"
-    sizes = ["strategy", "GPU GB", batch, "at most"]
-    return [*sizes, "s a step", time, "MFU", "idle", "GB sent", "in s", "CPU GB"]
+    return ["strategy", "GPU GB", batch, "at most", "uncalibrated s a step", "idle", "GB sent", "CPU GB"]
 
 
 def line(ranking: Ranking, each: Candidate) -> list[str]:
@@ -152,8 +150,7 @@ def line(ranking: Ranking, each: Candidate) -> list[str]:
     batches = [each.tokens, largest.tokens] if of_tokens else [each.rows, largest.rows]
     return [
         *(each.strategy, f"{memory.total_bytes / _GB:,.1f}", *(f"{size:,}" for size in batches)),
-        *(_step_time(step.seconds), _short(hours_of_epoch(ranking, each)), f"{each.mfu:.0%}", f"{step.bubble:.0%}"),
-        *(_short(step.sent_bytes / _GB), _short(step.sent_s), f"{node.needed / _GB:,.0f}"),
+        *(_step_time(step.seconds), f"{step.bubble:.0%}", _short(step.sent_bytes / _GB), f"{node.needed / _GB:,.0f}"),
     ]
 
 

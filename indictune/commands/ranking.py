@@ -15,15 +15,14 @@ from indictune.config.read_words import read_flags
 from indictune.config.recipe import read_recipe
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of, text_lengths
-from indictune.distributed.planning.asked_machine import this_machine
-from indictune.distributed.planning.candidates import Candidate, candidates
-from indictune.distributed.planning.hardware import Machine
-from indictune.distributed.planning.micro_batches import RowLengths, unknown_lengths
-from indictune.distributed.planning.rank_weights import ModelWeights
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problems, UserError, problems_of
 from indictune.models.config_shapes import meta_model
 from indictune.models.load import check_max_length, stored_quantisation
+from indictune.planning.candidates import Candidate, candidates, unknown_lengths
+from indictune.planning.hardware import Machine, this_machine
+from indictune.planning.rank_weights import ModelWeights
+from indictune.planning.step_time import RowLengths
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task

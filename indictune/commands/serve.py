@@ -56,9 +56,8 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
     check_extra("serve", "serve", "fastapi", "fastapi_offline", "uvicorn")
 
     from indictune.prediction.served_classifier import Classifier, served_model
-    from indictune.serving.address import bound, warn_of_others
     from indictune.serving.app import create_app
-    from indictune.serving.server import serve
+    from indictune.serving.server import bound, serve, warn_of_others
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
@@ -69,5 +68,5 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
     with listener:
         app = create_app(Classifier(served, args.max_tokens_per_device), args.name, args)
         warn_of_others(listener)
-        serve(app, listener, lambda url: f"Serving {args.name} on {url}. Try it on {url}/docs. Ctrl-C stops it.")
+        run_server(app, listener, lambda url: f"Serving {args.name} on {url}. Try it on {url}/docs. Ctrl-C stops it.")
     return 0

@@ -20,8 +20,8 @@ from indictune.config.strict_yaml import load_recipe
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
-from indictune.distributed.host_memory import killed_processes
 from indictune.errors import Problems, UserError, problem
+from indictune.planning.host_memory import killed_processes
 from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
 from indictune.stop_signals import OF_SCHEDULERS
 from indictune.supervise import run_folder

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from indictune.cache_folders import cache_folder, kept_in
-from indictune.cache_lock import locked
+from indictune.file_locks import locked
 from indictune.progress import OWN_PROGRESS
 from indictune.versions import versions_of
 

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.utils.cpp_extension import get_default_build_root
 
+from indictune.config.plan import Launch
+
 SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes
+
+
+def needs_cpu_adam(launch: Launch) -> bool:
+    """Whether a DeepSpeed configuration offloads the optimizer."""
+    zero = (launch.deepspeed or {}).get("zero_optimization") or {}
+    return bool((zero.get("offload_optimizer") or {}).get("device", "none") != "none")
 
 
 def complete_states(engine: Any) -> None:

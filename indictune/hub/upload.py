@@ -19,7 +19,7 @@ from huggingface_hub.utils._http import default_client_factory
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 WAITS_S = (1, 2, 4, 8, 16)  # between the attempts; huggingface_hub (2.4) tries some requests again by itself
 _LONGEST_WAIT_S = 300
@@ -89,7 +89,7 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
     return commit.commit_url if request is None else request.url
 
 
-def retried(call: Callable[[], Result]) -> Result:
+def retried(call: Callable[[], _Result]) -> _Result:
     """What a call to the Hub returns. It is repeated while the Hub is busy or away, after longer and longer waits.
 
     Raises:

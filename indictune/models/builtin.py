@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from indictune.cache_folders import cache_folder, kept_in
-from indictune.cache_lock import locked
 from indictune.errors import UserError
+from indictune.file_locks import locked
 from indictune.models import tiny_models
 
 PREFIX = "builtin:"

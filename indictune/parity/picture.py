@@ -15,7 +15,7 @@ _COLOURS = (
 _MARKERS = ("", "o", "s", "D", "^", "v", "<", ">", "P", "X", "h")
 
 
-def draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:
+def draw_losses(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:
     """Draw the curves above and, on a log axis below, their largest relative difference from the first one so far.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,12 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+from filelock import Timeout
 from tqdm import tqdm
 
 from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.data.cache import write_through
 from indictune.data.rows import stored_batches
 from indictune.errors import UserError
+from indictune.file_locks import lock_file
 from indictune.prediction.labelled_rows import writer_of
 from indictune.progress import OWN_PROGRESS
 
@@ -55,10 +56,9 @@ class LabelledWindows:
         """
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / "lock").open("w")
             try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                self._lock = lock_file(self.folder / "lock")
+            except Timeout:
                 raise UserError("predict-in-progress", FLAG, self.output, folder=self.folder) from None
             if not self.is_open():
                 for path in self.folder.glob(f"*{_WINDOW}"):

@@ -10,7 +10,6 @@ from typing import Any
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed.context import check_context
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
@@ -25,6 +24,7 @@ from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.models.adapters import check_published_base
 from indictune.models.learned_vocabulary import check_learned_vocabulary
 from indictune.models.load import check_max_length, stored_quantisation
+from indictune.planning.machine_failures import check_interfaces
 from indictune.preflight.surroundings import (
     check_hub,
     check_launcher_settings,

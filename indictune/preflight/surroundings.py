@@ -13,12 +13,12 @@ from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choo
 from indictune.checkpoint.snapshots import FLAG, MEMORY, folder_of
 from indictune.config.plan import AnyPlan
 from indictune.distributed import process_group
-from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.written_bytes import checkpoint_of_node
 from indictune.errors import Problem, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.hub.publish import problems_of_name, repository_name
 from indictune.models.config_shapes import meta_model
+from indictune.planning.host_memory import free_and_capacity
+from indictune.planning.memory import checkpoint_of_node
 
 RESUME_FLAG = "--resume_from_checkpoint"
 

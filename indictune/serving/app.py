@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
@@ -18,11 +19,80 @@ from indictune.config.shared_arguments import RequestLimits
 from indictune.errors import problem
 from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
 from indictune.prediction.served_classifier import Classifier
-from indictune.serving.batches import Batches, QueueFullError
-from indictune.serving.limits import Limits, RefusedError, refusal
+from indictune.serving.request_limits import Limits, RefusedError, refusal
 from indictune.versions import __version__
 
 _EXAMPLES = ["बहुत अच्छी फिल्म थी 😍", "worst movie ever"]
+_Record = dict[str, Any]
+_Waiting = tuple[str, "asyncio.Future[_Record]"]
+
+
+class QueueFullError(Exception):
+    """The queue has no room for a request."""
+
+
+class Batches:
+    """A queue of texts in front of a model, which one thread runs.
+
+    A batch takes what waits when the model becomes free. So nobody waits for a batch to fill up.
+
+    Args:
+        label: gives the record of each text.
+        max_batch_size: texts of a batch.
+        max_waiting: texts in the queue.
+    """
+
+    def __init__(self, label: Callable[[Sequence[str]], list[_Record]], max_batch_size: int, max_waiting: int) -> None:
+        self._label = label
+        self._max_batch_size = max_batch_size
+        self._max_waiting = max_waiting
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, "model")
+
+    @property
+    def waiting(self) -> int:
+        """How many texts wait."""
+        return self._queue.qsize()
+
+    async def label(self, texts: Sequence[str]) -> list[_Record]:
+        """The records of some texts, when `run` has come to them.
+
+        Raises:
+            QueueFullError: the queue is full.
+            Exception: that the model raised for one of these texts.
+        """
+        if self.waiting + len(texts) > self._max_waiting:
+            raise QueueFullError
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[_Record]] = [loop.create_future() for _ in texts]
+        for each in zip(texts, futures, strict=True):
+            self._queue.put_nowait(each)
+        return await asyncio.gather(*futures)
+
+    async def run(self) -> None:
+        """Label batch after batch, until cancelled."""
+        while True:
+            batch = [await self._queue.get()]
+            while len(batch) < self._max_batch_size and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            batch = [each for each in batch if not each[1].done()]  # else its request was given up
+            answers = await self._answers([text for text, _ in batch])
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    async def _answers(self, texts: Sequence[str]) -> list[_Record | Exception]:
+        """The records of a batch. If it fails, each text is tried alone: only the one at fault gets the error."""
+        try:
+            return [*await asyncio.get_running_loop().run_in_executor(self._thread, self._label, texts)]
+        except Exception as error:
+            if len(texts) == 1:
+                return [error]
+            return [answer for text in texts for answer in await self._answers([text])]
 
 
 def encodable(text: str) -> str:
@@ -54,13 +124,13 @@ class Labelled(BaseModel):
     language: str | None
 
 
-class Predictions(BaseModel):
+class LabelledTexts(BaseModel):
     """A label for each text, in their order."""
 
     predictions: list[Labelled]
 
 
-class Health(BaseModel):
+class ServerHealth(BaseModel):
     """What is served."""
 
     status: str
@@ -98,7 +168,7 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits) -> Fast
     app.add_middleware(Limits, max_bytes=limits.max_request_bytes, per_minute=limits.requests_per_minute)
     _answer_errors(app)
 
-    @app.post("/predict", response_model=Predictions, responses=_FAILURES)
+    @app.post("/predict", response_model=LabelledTexts, responses=_FAILURES)
     async def predict(given: Texts) -> JSONResponse:
         """Label texts."""
         _check(given.texts, limits)
@@ -108,10 +178,10 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits) -> Fast
             raise RefusedError(503, problem("server-busy", value=batches.waiting), {"Retry-After": "1"}) from None
 
     @app.get("/health")
-    async def health() -> Health:
+    async def health() -> ServerHealth:
         """Whether the server answers, and for which model."""
         labels = list(classifier.served.labels)
-        return Health(status="ok", model=name, labels=labels, waiting_texts=batches.waiting)
+        return ServerHealth(status="ok", model=name, labels=labels, waiting_texts=batches.waiting)
 
     return app
 

@@ -28,11 +28,11 @@ from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed import launch, node_meeting, process_group
 from indictune.distributed.agreement import DivergedError
-from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import publish
 from indictune.hub.upload import PushError
+from indictune.planning.machine_failures import explain_failure, why_gone
 from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
 from indictune.supervise import run_folder
@@ -147,7 +147,7 @@ def _outcome(
     except UserError as error:
         return End("user_error", error.message, problems=tuple(error.problems))
     except (NonFiniteLossError, DivergedError, SaveError) as error:
-        return End("failed", explanation(error, run.plan, run.killed_before, run.trainer) or str(error))
+        return End("failed", explain_failure(error, run.plan, run.killed_before, run.trainer) or str(error))
     except NotBegun as error:
         return End("resumable", f"{error} {_AGAIN}")
     except Stopped as error:
@@ -156,7 +156,7 @@ def _outcome(
         stop_signals.kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
-        if message := explanation(error, run.plan, run.killed_before, run.trainer):
+        if message := explain_failure(error, run.plan, run.killed_before, run.trainer):
             logging.getLogger().info("the run failed", exc_info=True)
             return End("failed", message)
         message = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None

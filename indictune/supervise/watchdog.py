@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 import torch
@@ -19,11 +18,12 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.distributed import collectives, process_group
-from indictune.distributed.host_memory import killed_processes
 from indictune.errors import UserError
+from indictune.file_locks import lock_run_folder, of_another_launch, wait_for_other_launch
+from indictune.planning.host_memory import killed_processes
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.supervise import lock, run_folder
+from indictune.supervise import run_folder
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.logs import RankLog
 
@@ -161,7 +161,7 @@ class SupervisedRun(Run):
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         super().__init__(recipe, rank)
-        self._lock: TextIO | None = None
+        self._lock: object = None
         self._launch_name = process_group.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
         self.killed_before = killed_processes()
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
@@ -193,7 +193,7 @@ class SupervisedRun(Run):
         try:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
             tempfile.TemporaryFile(dir=self.output_dir).close()  # its lock may be writable all the same
-            lock.wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
+            wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
             if self.rank == 0:
                 self.lock_folder()
                 run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
@@ -209,7 +209,7 @@ class SupervisedRun(Run):
             raise UserError("folder-not-writable", flag, self.output_dir, reason=error.strerror) from error
 
     def lock_folder(self) -> None:
-        self._lock = lock.take(self.output_dir, self._launch_name)
+        self._lock = lock_run_folder(self.output_dir, self._launch_name)
 
     def _start_watchdog(self, log: Path) -> None:
         """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
@@ -220,7 +220,7 @@ class SupervisedRun(Run):
     @property
     def owns_folder(self) -> bool:
         """Whether no other run writes to the folder, as far as this machine's kernel knows."""
-        return lock.of_another_launch(self.output_dir, self._launch_name) is None
+        return of_another_launch(self.output_dir, self._launch_name) is None
 
     def reported(self) -> dict[str, str]:
         """`status.json`, if a rank reported since this process began that the run did not end well."""

@@ -32,11 +32,11 @@ from indictune.distributed import (
 )
 from indictune.distributed.agreement import Values
 from indictune.distributed.devices import check_cpu_time
-from indictune.distributed.doctor.quick import check_ranks
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
+from indictune.doctor.quick_check import check_ranks
 from indictune.errors import Problem, Problems, UserError
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model

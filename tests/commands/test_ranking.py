@@ -9,8 +9,8 @@ import torch
 
 from indictune.cli import main
 from indictune.commands.ranking import choose_strategy
-from indictune.distributed.planning import asked_machine
 from indictune.errors import UserError
+from indictune.planning import hardware
 
 RECIPE = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", "out"]
 GB = 10**9
@@ -56,7 +56,7 @@ def test_a_machine_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_longest_name_of_a_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus(monkeypatch, 2, 48 * GB)
-    assert asked_machine.this_machine(2, 2).flops == 362e12  # an L40S, not an L4
+    assert hardware.this_machine(2, 2).flops == 362e12  # an L40S, not an L4
 
 
 def test_train_says_what_it_takes_and_why(

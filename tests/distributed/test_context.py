@@ -15,8 +15,8 @@ from transformers import BertConfig, Gemma2Config, LlamaConfig, PreTrainedConfig
 from indictune.config.plan import Axes, Launch
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, Row
 from indictune.distributed.context import PART, OwnTokens, Part, check_context, own_tokens
-from indictune.distributed.planning.memory import micro_batch_tokens
 from indictune.models.unpadded import CAUSAL
+from indictune.planning.memory import micro_batch_tokens
 from tests.distributed import token_sharing
 from tests.plans import codes, plan_of
 from tests.ranks.launching import start, torchrun

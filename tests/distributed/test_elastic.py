@@ -9,9 +9,9 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from indictune.config.plan import Launch
-from indictune.distributed.machine_failures import explanation
 from indictune.distributed.process_group import World, agree_on_name, attempt, choose_world, join
 from indictune.errors import UserError
+from indictune.planning.machine_failures import explain_failure
 from tests.plans import plan_of
 from tests.ranks.launching import free_port
 
@@ -105,6 +105,6 @@ def test_an_attempt_on_several_nodes_has_one_name_whatever_each_node_counts() ->
 def test_the_loss_of_another_nodes_rank_is_named() -> None:
     error = RuntimeError("[pair.cc:553] Connection closed by peer [10.0.0.2]:15775. This is typically ...")
     of_two_nodes, of_one = (plan_of(launch=Launch("ddp", 2, here), environ=environment(0, 2)) for here in (1, 2))
-    assert "[rank-of-other-node-lost]" in str(explanation(error, of_two_nodes, 0))
-    assert explanation(error, of_one, 0) is None  # its dead rank is named
-    assert explanation(error, None, 0) is None
+    assert "[rank-of-other-node-lost]" in str(explain_failure(error, of_two_nodes, 0))
+    assert explain_failure(error, of_one, 0) is None  # its dead rank is named
+    assert explain_failure(error, None, 0) is None

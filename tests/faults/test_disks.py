@@ -18,9 +18,9 @@ import pytest
 
 from indictune.checkpoint import store
 from indictune.cli import main
+from indictune.file_locks import RUN_LOCK
 from indictune.hub.publish import published
 from indictune.models.trusted_files import ADAPTER
-from indictune.supervise.lock import LOCK
 from tests.checkpoint.test_store import write
 from tests.conftest import FinishedRun
 from tests.faults.runs import AS_A_USER, EVALUATION, FAULTY, STEP, Job, best_step, environment
@@ -71,7 +71,7 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     said = on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     for folder in folders:
         assert store.damage(folder / "checkpoint-4") == [], said
-        assert (folder / LOCK).read_text(encoding="utf-8").startswith("process ")
+        assert (folder / RUN_LOCK).read_text(encoding="utf-8").startswith("process ")
     assert store.files_in(folders[0] / "checkpoint-4") == store.files_in(folders[1] / "checkpoint-4")
     # The first has a damaged one, and the second is a new disk: both go on from the one before.
     (folders[0] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")

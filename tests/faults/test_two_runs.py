@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from indictune.checkpoint.store import UNFINISHED
-from indictune.supervise import lock
+from indictune.file_locks import RUN_LOCK, lock_run_folder
 from tests.conftest import FinishedRun
 from tests.faults.runs import Job
 from tests.ranks.launching import torchrun
 
-RANK_1_IS_FIRST = "SLOW@indictune.supervise.lock:wait_for_other_launch:1@0"
+RANK_1_IS_FIRST = "SLOW@indictune.supervise.watchdog:wait_for_other_launch:1@0"
 
 
 def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     written = job.folder / UNFINISHED / "checkpoint-2"
     written.mkdir(parents=True)
-    with lock.take(job.folder, "another launch"):
+    with lock_run_folder(job.folder, "another launch"):
         result = job.start()
         assert result.returncode == 2, result.stderr
         assert result.stderr.splitlines()[-1] == (
@@ -44,14 +44,14 @@ def test_no_rank_of_it_writes_there(finished_run: FinishedRun, tmp_path: Path) -
     """Rank 1, which the launcher ends, would tell that the first run was asked to stop."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
     job.folder.mkdir()
-    with lock.take(job.folder, "another launch"):
+    with lock_run_folder(job.folder, "another launch"):
         result = job.start(RANK_1_IS_FIRST)
         assert result.returncode != 0
         assert result.stderr.count("indictune: --output_dir") == 1, result.stderr
         assert "[rank 1]" not in result.stderr
-        assert [path.name for path in job.folder.iterdir()] == [lock.LOCK]
+        assert [path.name for path in job.folder.iterdir()] == [RUN_LOCK]
         mistyped = replace(job, flags=("--learning_rate", "fast")).start()
         assert "--learning_rate fast" in mistyped.stderr
-        assert [path.name for path in job.folder.iterdir()] == [lock.LOCK]
+        assert [path.name for path in job.folder.iterdir()] == [RUN_LOCK]
     assert job.start().returncode == 0
     assert (job.folder / "logs" / "rank-1.log").exists()

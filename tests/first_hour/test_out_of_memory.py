@@ -22,11 +22,11 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
-from indictune.distributed import host_memory
 from indictune.distributed.choose_launcher import Launcher
-from indictune.distributed.machine_failures import check_interfaces
-from indictune.distributed.out_of_memory import compared, estimated, out_of_memory, smallest_change
-from indictune.distributed.planning.memory import Memory
+from indictune.planning import host_memory
+from indictune.planning.machine_failures import check_interfaces
+from indictune.planning.memory import Memory
+from indictune.planning.out_of_memory import compared, estimated, out_of_memory, smallest_change
 from indictune.progress import Progress
 from indictune.run import Run
 from indictune.stop_signals import SIGNALS
@@ -81,7 +81,7 @@ def rows_at_once(rows: int, at_once: int, launch: Launch = ALONE) -> AnyPlan:
     ],
 )  # fmt: skip
 def test_the_smallest_change_that_fits_is_named(plan: AnyPlan, capacity: int, flags: str) -> None:
-    """The capacity is in GiB. The estimates are in tests/distributed/planning/test_memory.py."""
+    """The capacity is in GiB. The estimates are in tests/planning/test_memory.py."""
     needed = estimated(plan)
     assert needed is not None
     assert smallest_change(plan, needed, capacity * GIB).startswith(f"Use {flags}")
@@ -152,7 +152,7 @@ def test_it_ends_with_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("indictune.distributed.machine_failures.OWN_PROGRESS", Progress())
+    monkeypatch.setattr("indictune.planning.machine_failures.OWN_PROGRESS", Progress())
     assert execute(main, refused("--output_dir", str(tmp_path / "out"))) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("indictune: ")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import constants
 
-from indictune.distributed.doctor.hub_access import hub_line
-from indictune.distributed.doctor.lines import Line
+from indictune.doctor.check_lines import Outcome
+from indictune.doctor.run_files import hub_line
 from tests.faults.hub import Fault, Hub
 from tests.hub.conftest import TOKEN
 from tests.ranks.launching import free_port
@@ -15,7 +15,7 @@ WRITE = "/auth-check/write"
 MISSING = {"X-Error-Code": "RepoNotFound"}
 
 
-def asked(repository: str | None = "model") -> Line:
+def asked(repository: str | None = "model") -> Outcome:
     line = hub_line(repository)
     assert TOKEN not in line.text()
     return line

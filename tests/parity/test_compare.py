@@ -11,8 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indictune.parity.compare import Difference, compare, of_metrics, of_steps, of_weights
-from indictune.parity.traces import TRACE, Traced
+from indictune.parity.compare_traces import (
+    TRACE,
+    RunDifference,
+    Traced,
+    compare_traces,
+    of_metrics,
+    of_steps,
+    of_weights,
+)
 
 START = {"step": 0, "weights": {"a": 1, "b": 2}, "types": {"compute": "float32", "weights": "x"}, "max_norm": 1.0}
 STEP = {"rows": 7, "clipped": 1.0, "draws": False, "generator": 3, "seeds": [1, 1]}
@@ -50,7 +57,7 @@ def test_the_cause_is_named(tmp_path: Path, kind: str) -> None:
     changes, expected = CAUSES[kind]
     one = run(tmp_path / "one", LOSSES, NORMS, [{}, {}])
     given = {"losses": [2.02, 1.01], "norms": NORMS, "steps": [{}, {}], **changes}
-    found = compare(one, run(tmp_path / "other", **given), 1e-3)
+    found = compare_traces(one, run(tmp_path / "other", **given), 1e-3)
     assert not found.agrees
     assert len(found.causes) == 1
     assert found.causes[0].startswith(expected)
@@ -58,7 +65,7 @@ def test_the_cause_is_named(tmp_path: Path, kind: str) -> None:
 
 def test_equal_runs_need_no_cause(tmp_path: Path) -> None:
     one = run(tmp_path / "one", LOSSES, NORMS, [{}, {}])
-    found = compare(one, run(tmp_path / "other", LOSSES, NORMS, [{}, {}]), 0.0)
+    found = compare_traces(one, run(tmp_path / "other", LOSSES, NORMS, [{}, {}]), 0.0)
     assert (found.agrees, found.causes, found.processes) == (True, (), 2)
     assert {name: each.largest for name, each in found.parts.items()} == dict.fromkeys(
         ("loss", "grad_norm", "weights", "evaluation"), 0.0
@@ -66,17 +73,19 @@ def test_equal_runs_need_no_cause(tmp_path: Path) -> None:
 
 
 def test_the_first_step_beyond_the_tolerance_is_named() -> None:
-    assert of_steps([1.0, 2.0, 4.0], [1.0, 2.2, 5.0], 0.05) == Difference(0.25, 2)
+    assert of_steps([1.0, 2.0, 4.0], [1.0, 2.2, 5.0], 0.05) == RunDifference(0.25, 2)
     assert of_steps([1.0], [float("nan")], 0.05).first == 1
-    assert of_steps([1.0, 2.0], [1.0], 0.05) == Difference(math.inf, 2)
+    assert of_steps([1.0, 2.0], [1.0], 0.05) == RunDifference(math.inf, 2)
 
 
 def test_the_furthest_weight_is_named() -> None:
     one = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
-    assert of_weights(one, {"a": torch.tensor([3.0]), "b": torch.tensor([4.5])}, 0.01) == Difference(0.1, "b")
-    assert of_weights(one, {"a": one["a"]}, 1.0) == Difference(math.inf, "b")
+    assert of_weights(one, {"a": torch.tensor([3.0]), "b": torch.tensor([4.5])}, 0.01) == RunDifference(0.1, "b")
+    assert of_weights(one, {"a": one["a"]}, 1.0) == RunDifference(math.inf, "b")
 
 
 def test_the_first_metric_that_differs_is_named() -> None:
-    assert of_metrics({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "loss": 3.0}, 0.1) == Difference(0.5, "loss")
+    assert of_metrics({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "loss": 3.0}, 0.1) == RunDifference(
+        0.5, "loss"
+    )
     assert of_metrics({"accuracy": 0.5}, {}, 0.1).first == "accuracy"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.parity.compare import Comparison, compare
-from indictune.parity.traces import TRACE, Traced
+from indictune.parity.compare_traces import TRACE, RunComparison, Traced, compare_traces
 from tests.ranks import mutants
 from tests.ranks.launching import SCRIPT, python, torchrun, train
 
@@ -40,8 +39,8 @@ def reference(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     return traced(tmp_path_factory.mktemp("one") / "run", job, 1)
 
 
-def compared(one: Traced, other: Traced) -> Comparison:
-    return compare(one, other, 1e-4)
+def compared(one: Traced, other: Traced) -> RunComparison:
+    return compare_traces(one, other, 1e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -25,7 +25,7 @@ from indictune.supervise.run_folder import write_status
 from indictune.supervise.watchdog import SupervisedRun, Watchdog
 from indictune.training.bad_steps import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
-from tests.supervise.test_lock import holding
+from tests.test_file_locks import holding
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")

@@ -1,0 +1,174 @@
+"""The whole examination: each rank looks at its machine, and all of them at what is between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import TrainingArguments
+
+from indictune.config.plan import AnyPlan
+from indictune.distributed import agreement, node_disks
+from indictune.doctor import collective_checks, compare_ranks
+from indictune.doctor.check_lines import Outcome, merged, of_problem
+from indictune.doctor.compare_ranks import LAUNCH_CHECK, alike_lines, clock_lines, clock_readings, launch_line
+from indictune.doctor.machine import (
+    PACKAGES_CHECK,
+    build_line,
+    four_bit_line,
+    gpu_facts,
+    gpu_lines,
+    package_lines,
+    shared_memory_line,
+)
+from indictune.doctor.roll_call import RollCall
+from indictune.doctor.run_files import (
+    OUTPUT_CHECK,
+    ROWS_CHECK,
+    disk_line,
+    hub_line,
+    nearest_folder,
+    row_digests,
+    row_line,
+)
+from indictune.errors import Problem, UserError
+
+RECIPE_CHECK = "recipe"
+_FIRST = (PACKAGES_CHECK, RECIPE_CHECK, ROWS_CHECK)
+_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the tensor of a collective
+_TIMES = {"cpu": 3, "cuda": 10}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined.
+
+    Attributes:
+        plan: of the run.
+        recipe: its path; empty for none.
+        problems: of the plan and the recipe.
+        values: that all ranks must have alike.
+        repository: of the Hub that the run pushes to; None if it does not.
+        is_quantised: whether the run needs bitsandbytes.
+        bring_up: starts the process group, as the run does, and gives its training arguments.
+    """
+
+    plan: AnyPlan
+    recipe: str
+    problems: Sequence[Problem]
+    values: Mapping[str, Any]
+    repository: str | None
+    is_quantised: bool
+    bring_up: Callable[[], TrainingArguments]
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process on its node."""
+        return int(self.plan.environ.get("LOCAL_RANK", "0"))
+
+
+def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
+    """Add the lines of all ranks to `found`, as they become known. All ranks must call it, and all get all lines.
+
+    Raises:
+        AbsentError: a rank is gone.
+    """
+    hosts = roll.exchange("the start of all ranks", agreement.host(), longer=2)
+    ranks = roll.exchange("the checks of each machine", _of_this_rank(subject))
+    own = [[Outcome(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
+    lines = merged(own, hosts)
+    found += [line for line in lines if line.check in _FIRST]
+    found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
+    found += alike_lines([rank["values"] for rank in ranks], hosts)
+    try:
+        with roll.at("bringing up the process group"):
+            args = subject.bring_up()
+    except UserError as error:
+        found += [of_problem(LAUNCH_CHECK, each) for each in error.problems]
+    else:
+        found.append(launch_line(subject.plan.launch, args))
+        found += _between_ranks(subject, roll, args, [rank["links"] for rank in ranks], hosts)
+    found += [line for line in lines if line.check not in _FIRST]
+
+
+def _of_this_rank(subject: Subject) -> dict[str, Any]:
+    """What this rank sees of its machine, as JSON."""
+    plan = subject.plan
+    own = gpu_facts(subject.local_rank)
+    interface = plan.environ.get("NCCL_SOCKET_IFNAME" if own["name"] else "GLOO_SOCKET_IFNAME", "")
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if own["visible"] else None  # type: ignore[no-untyped-call]
+    rows = row_digests(plan.configuration)
+    values = {**subject.values, **rows, "CUDA of torch": torch.version.cuda, "NCCL": nccl}
+    return {
+        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
+        "gpus": own,
+        "links": collective_checks.link_facts(own["name"], interface),
+        "values": agreement.short_values(values),
+    }
+
+
+def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
+    """The checks of this rank alone."""
+    plan = subject.plan
+    device = torch.device("cuda", subject.local_rank) if subject.local_rank < visible_gpus else torch.device("cpu")
+    with ThreadPoolExecutor(1) as pool:  # the Hub may take its time
+        hub = pool.submit(hub_line, subject.repository) if plan.launch.rank == 0 else None
+        found = package_lines(plan.environ, visible_gpus, plan.launch.world_size)
+        found += [of_problem(RECIPE_CHECK, each) for each in subject.problems]
+        if not subject.problems:
+            found.append(Outcome(RECIPE_CHECK, "ok", subject.recipe or "none given"))
+        if plan.training.output_dir:
+            found.append(disk_line(plan, timed=subject.local_rank == 0))
+        else:
+            found.append(Outcome(OUTPUT_CHECK, "ok", "none given"))
+        found += [shared_memory_line(), build_line(plan.launch), four_bit_line(device, subject.is_quantised)]
+        return found + ([hub.result()] if hub else [])
+
+
+def _between_ranks(
+    subject: Subject, roll: RollCall, args: TrainingArguments, links: Sequence[Mapping[str, Any]], hosts: Sequence[str]
+) -> list[Outcome]:
+    """The checks of all ranks together, over the process group."""
+    ranks = roll.world_size
+    if ranks == 1 or not distributed.is_initialized():
+        return [Outcome("collectives", "ok", "one process: there is nothing to send")]
+    device, own = args.device, dict[str, Any]()
+    with roll.at("clocks"):
+        own["clock"] = clock_readings()
+    base = collective_checks.known_numbers(_BYTES[device.type] // 4, device)
+    for each in collective_checks.COLLECTIVES:
+        with roll.at(each.name):
+            own[f"{each.name} right"] = collective_checks.is_right(each, base)
+            own[f"{each.name} s"] = collective_checks.seconds(each, base, _TIMES[device.type])
+    own["compute"] = compare_ranks.compute_s(device)
+    with roll.at("pairs of ranks"):
+        own["links"] = compare_ranks.link_rates(device)
+    if subject.plan.training.output_dir:
+        with roll.at("a file that all nodes see"):
+            own["shared"] = node_disks.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
+    of_ranks = roll.exchange("the measurements", own)
+    found = clock_lines([each["clock"] for each in of_ranks], hosts)
+    right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in collective_checks.COLLECTIVES}
+    found += collective_checks.wrong_lines(right, hosts)
+    for each in collective_checks.COLLECTIVES:
+        if all(right[each.name]):
+            slowest_s = max(rank[f"{each.name} s"] for rank in of_ranks)
+            rate = collective_checks.bus_bandwidth(each, 4.0 * len(base), ranks, slowest_s)
+            found.append(collective_checks.bandwidth_line(each.name, rate, links, hosts))
+    found += compare_ranks.rank_lines([each["compute"] for each in of_ranks], hosts)
+    found += compare_ranks.link_lines([each["links"] for each in of_ranks], hosts)
+    return found + _disks(of_ranks, hosts)
+
+
+def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
+    """Whether the nodes share the disk of the run's folder, if there are several."""
+    if len(set(hosts)) == 1 or "shared" not in of_ranks[0]:
+        return []
+    shared = (
+        "all nodes see the same files" if of_ranks[0]["shared"] else "each node has its own disk, and keeps a copy"
+    )
+    return [Outcome("shared disk", "ok", shared)]

@@ -1,0 +1,250 @@
+"""Every strategy file that can run a plan on a machine: the micro-batch that fits, memory and time of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed.choose_launcher import Launcher
+from indictune.distributed.context import check_context
+from indictune.distributed.launch import read_launch
+from indictune.distributed.pipeline.layout import check_pipeline
+from indictune.distributed.strategy_limits import (
+    check_bad_steps,
+    check_communication,
+    check_optimizer_of_strategy,
+    check_saving,
+    check_weights,
+    default_optimizer,
+)
+from indictune.distributed.tensor import check_split
+from indictune.errors import UserError
+from indictune.models.load import stored_quantisation
+from indictune.planning.hardware import Machine, assumed
+from indictune.planning.memory import Memory, NodeMemory, RankMemory, WrittenBytes, node_memory, written_bytes
+from indictune.planning.rank_weights import ModelWeights
+from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, model_flops_of_step
+from indictune.shipped_files import strategies
+
+
+@dataclass(frozen=True)
+class MicroBatchSize:
+    """What a process computes at once.
+
+    Attributes:
+        rows: of it.
+        tokens: at most, of one process.
+        count: of a step.
+    """
+
+    rows: int
+    tokens: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy on a machine.
+
+    Attributes:
+        strategy: name of its file.
+        launch: of a run under it.
+        method: of the run.
+        refused: why it cannot run the plan; empty if it can.
+        micro_batch: the fastest that fits, or the one of least memory.
+        largest: micro-batch that fits; None if none does.
+        memory: of the process that needs most, with `micro_batch`.
+        node: CPU memory of a node.
+        written: to disk.
+        step: the time of a step.
+        mfu: model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
+        fits: whether a GPU has the memory with room to spare, and a node its own, if that is known.
+    """
+
+    strategy: str
+    launch: Launch
+    method: str
+    refused: str = ""
+    micro_batch: MicroBatchSize | None = None
+    largest: MicroBatchSize | None = None
+    memory: Memory | None = None
+    node: NodeMemory | None = None
+    written: WrittenBytes | None = None
+    step: Step | None = None
+    mfu: float = 0.0
+    fits: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch."""
+        return 1 if self.micro_batch is None else self.micro_batch.rows
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch of one process, at most."""
+        return 0 if self.micro_batch is None else self.micro_batch.tokens
+
+
+def candidates(
+    plan: AnyPlan,
+    weights: ModelWeights,
+    machine: Machine,
+    lengths: RowLengths | None = None,
+    asked: int | None = None,
+) -> list[Candidate]:
+    """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first.
+
+    Args:
+        plan: of the run.
+        weights: of its model.
+        machine: that it runs on.
+        lengths: of the training rows; None: each as long as `--max_length`.
+        asked: the micro-batch, in rows, or in tokens under `--max_tokens_per_device`; None: the fastest that fits.
+    """
+    search = _Search(plan, weights, machine, unknown_lengths(plan) if lengths is None else lengths, asked)
+    found = [search.best_of(name, launch) for name, launch in _launches(machine, plan.model.method)]
+    return sorted(found, key=_order)
+
+
+def _order(each: Candidate) -> tuple[float, ...]:
+    if each.memory is None or each.step is None:
+        return (2,)
+    if not each.fits:
+        return 1, each.memory.total_bytes
+    # Of equal times, the plainer file first: without parts of a model, without offloading, with fewer bytes sent.
+    is_plain = each.launch.axes.model_ranks == 1, not each.strategy.endswith("_offload")
+    return 0, _seconds(each), *(not each for each in is_plain), each.step.sent_bytes
+
+
+def _seconds(each: Candidate) -> float:
+    """Of a step; all that are faster than Python are equal."""
+    return 0.0 if each.step is None else max(each.step.seconds, assumed("least_step_s"))
+
+
+def _launches(machine: Machine, method: str) -> Iterator[tuple[str, Launch | UserError]]:
+    """What each file asks for. One process uses a file only if that splits nothing over processes."""
+    for name in strategies():
+        is_of_one = name == "single_gpu"
+        if is_of_one != (machine.gpus == 1) and not (machine.gpus == 1 and name.endswith("_offload")):
+            continue
+        if (name == "hsdp" and machine.nodes == 1) or (
+            name == "fsdp2_qlora" and method != "qlora"
+        ):  # it is FSDP2 there
+            continue
+        yield name, _launch(name, machine.gpus, machine.of_node)
+
+
+@cache
+def _launch(name: str, processes: int, of_node: int) -> Launch | UserError:
+    environ = Launcher(strategies()[name], processes).environment()
+    try:
+        return read_launch({**environ, "LOCAL_WORLD_SIZE": str(of_node)})
+    except UserError as error:
+        return error
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for the micro-batch of each strategy; arguments as of `candidates`."""
+
+    plan: AnyPlan
+    weights: ModelWeights
+    machine: Machine
+    lengths: RowLengths
+    asked: int | None
+
+    def best_of(self, name: str, launch: Launch | UserError) -> Candidate:
+        method = self.plan.model.method
+        if isinstance(launch, UserError):
+            return Candidate(name, Launch(name), method, refused=launch.message)
+        own = replace(self.plan, launch=launch)
+        optim = default_optimizer(launch, method, has_gpu=own.gpus > 0)
+        if optim is not None and "optim" not in own.recipe.values:
+            own = own.derive(optim=optim)
+        batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
+        if problems or not batches:
+            rows = self.asked if own.training.max_tokens_per_device is None else None
+            alone = uneven(own.training.global_batch_size, launch.data_size, rows)
+            return Candidate(name, launch, method, "; ".join(problems) or alone)
+        memory = RankMemory(own, self.weights)
+        found = [self._measured(name, memory, each) for each in batches]
+        fitting = [each for each in found if each.fits]
+        if not fitting:
+            return min(found, key=lambda each: each.memory.total_bytes if each.memory else 0)
+        best = min(fitting, key=lambda each: (_seconds(each), -each.tokens))
+        return replace(best, largest=max(fitting, key=lambda each: each.tokens).micro_batch)
+
+    def _measured(self, name: str, memory: RankMemory, batch: MicroBatchSize) -> Candidate:
+        machine, plan, needed = self.machine, memory.plan, memory.at(batch.tokens, batch.count)
+        step = estimate_step(memory, self.weights, machine, self.lengths, batch.count)
+        node = node_memory(memory, machine.of_node)
+        fits = needed.total_bytes <= machine.usable_bytes
+        fits &= not machine.host_bytes or node.needed <= machine.host_bytes
+        flops = model_flops_of_step(plan, self.weights, self.lengths)
+        return Candidate(
+            *(name, plan.launch, plan.model.method),
+            micro_batch=batch,
+            memory=needed,
+            node=node,
+            written=written_bytes(plan, self.weights),
+            step=step,
+            mfu=flops / (step.seconds * machine.gpus * flops_of_gpu(plan, machine)),
+            fits=fits,
+        )
+
+
+def uneven(rows: int, groups: int, asked: int | None) -> str:
+    """That groups of processes cannot share a global batch of rows, and the nearest sizes that they can."""
+    unit = groups * (asked or 1)
+    sizes = [size for size in (rows // unit * unit, -(-rows // unit) * unit) if size]
+    what = f"{groups} x {asked} rows" if asked else f"{groups}"
+    return f"--global_batch_size {rows} is no multiple of {what}; use {' or '.join(map(str, sizes))}"
+
+
+def _problems(plan: AnyPlan) -> Sequence[str]:
+    """Why a strategy cannot run a plan."""
+    assert plan.model_config is not None
+    found = check_weights(plan, stored_quantisation(plan.model_config))
+    checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)
+    found += [each for check in (*checks, check_communication) for each in check(plan)]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def unknown_lengths(plan: AnyPlan) -> RowLengths:
+    """Of rows that are not read: each has `--max_length` tokens."""
+    return RowLengths(plan.sequence_limit, plan.sequence_limit, plan.sequence_limit)
+
+
+def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) -> list[MicroBatchSize]:
+    """All micro-batches that a run may choose; none if its processes cannot share the global batch.
+
+    Args:
+        plan: of the run, with its launch.
+        lengths: of the training rows.
+        asked: the only one that is wanted, in rows, or in tokens under `--max_tokens_per_device`.
+    """
+    rows, rest = divmod(plan.training.global_batch_size, plan.launch.data_size)
+    if rest:
+        return []
+    parts = plan.launch.axes.context
+    if plan.training.max_tokens_per_device is not None:
+        return [_of_tokens(rows, lengths, each, parts) for each in _limits(rows, lengths, parts, asked)]
+    sizes = [each for each in range(1, rows + 1) if rows % each == 0 and asked in (None, each)]
+    return [MicroBatchSize(each, math.ceil(each * lengths.longest / parts), rows // each) for each in sizes]
+
+
+def _limits(rows: int, lengths: RowLengths, parts: int, asked: int | None) -> list[int]:
+    """Values of `--max_tokens_per_device`: the longest row's, doubled until one micro-batch takes all rows."""
+    if asked is not None:
+        return [asked]
+    least = math.ceil(lengths.longest / parts)
+    doublings = max(0, math.ceil(math.log2(max(1.0, rows * lengths.mean / lengths.longest))))
+    return [least * 2**power for power in range(doublings + 1)]
+
+
+def _of_tokens(rows: int, lengths: RowLengths, limit: int, parts: int) -> MicroBatchSize:
+    count = min(rows, math.ceil(rows * lengths.mean / (limit * parts)))
+    return MicroBatchSize(math.ceil(rows / count), limit, count)

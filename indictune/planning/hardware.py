@@ -1,0 +1,220 @@
+"""The machine of a plan: what the flags say of it, or this one, by the figures of data sheets."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+from indictune.config.shared_arguments import MachineArguments
+from indictune.errors import Problems, UserError, problem
+from indictune.planning.host_memory import free_and_capacity
+
+DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
+_BYTES = {"m": 1e6, "g": 1e9, "t": 1e12, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES_A_SECOND = {"Mb": 1e6 / 8, "Gb": 1e9 / 8, "mb": 1e6 / 8, "gb": 1e9 / 8, "MB": 1e6, "GB": 1e9}
+# The PCIe of the GPUs that are sold with each faster link.
+_PCIE_BESIDE = {
+    "nvlink5": "pcie5",
+    "nvlink4": "pcie5",
+    "nvlink3": "pcie4",
+    "nvlink2": "pcie3",
+    "infinity_fabric": "pcie5",
+}
+
+
+@cache
+def _figures() -> dict[str, Any]:
+    text = resources.files("indictune.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def known_gpus() -> dict[str, dict[str, Any]]:
+    """Name -> `memory_gb`, `tflops`, `tflops_fp32`, `link`, and `bf16` where it is false."""
+    return dict(_figures()["gpus"])
+
+
+def gpu_of_device(device: str) -> str | None:
+    """The longest known name in a device's, such as `l40s` in `NVIDIA L40S`; None if there is none."""
+    name = re.sub(r"[^a-z0-9]", "", device.lower())
+    return max((each for each in known_gpus() if each.replace("_", "") in name), key=len, default=None)
+
+
+def known_links() -> dict[str, float]:
+    """Name -> bytes a second in one direction; `nvlink` and `pcie` are those of the GPU."""
+    return {name: 1e9 * rate for name, rate in _figures()["links"].items()}
+
+
+def assumed(name: str) -> Any:
+    """An assumption of `hardware.toml`."""
+    return _figures()["assumed"][name]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs, and the links between them.
+
+    Attributes:
+        gpus: in all nodes.
+        of_node: GPUs of a node.
+        memory_bytes: of a GPU.
+        flops: of a GPU in 16 bits, without sparsity.
+        flops_fp32: of a GPU in fp32, without tensor cores.
+        in_node: bytes a second in one direction, of each GPU within a node.
+        between_nodes: the same, to another node.
+        host_bytes: memory of a node; 0 for unknown.
+        has_bf16: whether a GPU computes in bf16.
+    """
+
+    gpus: int
+    of_node: int
+    memory_bytes: float
+    flops: float
+    flops_fp32: float
+    in_node: float
+    between_nodes: float
+    host_bytes: float = 0.0
+    has_bf16: bool = True
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of a GPU, for what fits."""
+        return float(assumed("of_memory") * self.memory_bytes)
+
+    @property
+    def nodes(self) -> int:
+        """Of equally many GPUs."""
+        return self.gpus // self.of_node
+
+    def link(self, size: int, stride: int = 1) -> float:
+        """Bytes a second of rings of `size` processes, of which each is the `stride`-th after the one before.
+
+        A node's members of a ring add up their ways to the next node: NCCL makes as many rings as there are ports,
+        each with a part of the bytes, and only one member of each ring sends to another node.
+        """
+        if size * stride <= self.of_node:
+            return float(assumed("of_links") * self.in_node)
+        members = max(1, self.of_node // stride)
+        return float(assumed("of_links") * min(self.in_node, members * self.between_nodes))
+
+
+def machine_of(
+    gpu: str,
+    gpus: int,
+    nodes: int = 1,
+    memory_bytes: float | None = None,
+    interconnect: str | None = None,
+    internode_bytes_s: float | None = None,
+    host_bytes: float = 0.0,
+) -> Machine:
+    """A machine of known GPUs.
+
+    Args:
+        gpu: a name of `known_gpus`.
+        gpus: in all nodes.
+        nodes: of equal size.
+        memory_bytes: of a GPU; None takes the data sheet's.
+        interconnect: a name of `known_links`; None takes the data sheet's link.
+        internode_bytes_s: of a node to the others, in one direction; None takes a port for each GPU.
+        host_bytes: memory of a node; 0 for unknown.
+    """
+    figures, of_node = known_gpus()[gpu], gpus // nodes
+    port = 1e9 / 8 * assumed("internode_gbit_s") if internode_bytes_s is None else internode_bytes_s / of_node
+    return Machine(
+        gpus,
+        of_node,
+        1e9 * figures["memory_gb"] if memory_bytes is None else memory_bytes,
+        1e12 * figures["tflops"],
+        1e12 * figures["tflops_fp32"],
+        known_links()[interconnect or figures["link"]],
+        port,
+        host_bytes,
+        figures.get("bf16", True),
+    )
+
+
+def asked_machine(args: MachineArguments) -> Machine:
+    """The machine that the flags of `indictune plan` describe.
+
+    Raises:
+        UserError: all values that are none.
+    """
+    problems, gpus = Problems(), known_gpus()
+    gpu = (args.gpu or DEFAULT_GPU).lower()
+    memory = problems.attempt(_asked_bytes, "--gpu_memory", args.gpu_memory)
+    host = problems.attempt(_asked_bytes, "--host_memory", args.host_memory)
+    between = problems.attempt(_asked_rate, args.internode)
+    if gpu not in gpus:
+        problems.append(problem("plan-unknown-gpu", "--gpu", gpu, known=", ".join(gpus)))
+    link = problems.attempt(_asked_link, args.interconnect, gpu if gpu in gpus else DEFAULT_GPU)
+    if args.gpus % args.nodes:
+        problems.append(problem("plan-uneven-nodes", "--nodes", args.nodes, gpus=args.gpus))
+    if args.internode is not None and args.nodes == 1:
+        problems.append(problem("no-effect", "--internode", args.internode, "Give --nodes.", other="--nodes 1"))
+    problems.raise_any()
+    return machine_of(gpu, args.gpus, args.nodes, memory, link, between, host or 0.0)
+
+
+def link_name(args: MachineArguments) -> str:
+    """The name of the link between the GPUs of a node, such as `nvlink3`."""
+    gpu = (args.gpu or DEFAULT_GPU).lower()
+    return _asked_link(args.interconnect, gpu) or str(known_gpus()[gpu]["link"])
+
+
+def this_machine(processes: int, gpus: int) -> Machine:
+    """The machine of this process, with its CPU memory.
+
+    A GPU that no data sheet is known of has the rates of an A100, and a process on a CPU those that are assumed.
+
+    Args:
+        processes: that a run starts.
+        gpus: that it sees; 0 trains on the CPU, whose processes share its memory.
+    """
+    free, capacity = free_and_capacity()
+    if gpus:
+        gpu = gpu_of_device(torch.cuda.get_device_name(0)) or DEFAULT_GPU
+        memory = float(torch.cuda.get_device_properties(0).total_memory)
+        return machine_of(gpu, processes, 1, memory, host_bytes=capacity)
+    link, flops = 1e9 * assumed("cpu_link_gb_s"), 1e9 * assumed("cpu_gflops")
+    return Machine(processes, processes, free / processes, flops, flops, link, link)
+
+
+def _asked_bytes(flag: str, text: str | None) -> float | None:
+    size = None if text is None else _number_of(text.lower(), _BYTES)
+    if text is not None and size is None:
+        raise UserError("plan-memory", flag, text)
+    return size
+
+
+def _asked_rate(text: str | None) -> float | None:
+    """Bytes a second of a rate in bits or bytes."""
+    rate = None if text is None else _number_of(re.sub(r"(/s|ps|it|it/s)$", "", text), _BYTES_A_SECOND)
+    if text is not None and rate is None:
+        raise UserError("plan-internode", "--internode", text)
+    return rate
+
+
+def _number_of(text: str, units: Mapping[str, float]) -> float | None:
+    """A number above 0 with a unit; None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    if found is None or found[2] not in units:
+        return None
+    return float(found[1]) * units[found[2]] or None
+
+
+def _asked_link(asked: str | None, gpu: str) -> str | None:
+    """A name of `known_links`; `nvlink` and `pcie` are the generation of the GPU. None for the data sheet's."""
+    own, known = str(known_gpus()[gpu]["link"]), known_links()
+    if asked == "pcie":
+        return _PCIE_BESIDE.get(own, own)
+    if asked == "nvlink" and own.startswith(asked):
+        return own
+    if asked is None or asked in known:
+        return asked
+    raise UserError("plan-interconnect", "--interconnect", asked, gpu=gpu, link=own, known=", ".join(known))

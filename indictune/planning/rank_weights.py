@@ -1,0 +1,195 @@
+"""The weights that a rank has before its data axis shards them, and the widths of their model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from indictune.config.plan import Axes
+from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
+from indictune.distributed.sharding import repeated_blocks
+from indictune.distributed.tensor import styles_of
+from indictune.models.config_shapes import MetaModel
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of a rank.
+
+    Attributes:
+        shape: of the part that the tensor axis leaves to the rank.
+        is_trained: whether it gets a gradient.
+        is_packed: whether it is kept in 4 bit.
+        is_looked_up: whether it is a table that no token is multiplied by.
+        unit: the repeated layer that has it; empty for a weight outside of them.
+    """
+
+    shape: tuple[int, ...]
+    is_trained: bool = True
+    is_packed: bool = False
+    is_looked_up: bool = False
+    unit: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+    def share(self, shards: int) -> int:
+        """Numbers of the largest shard: FSDP2 splits rows."""
+        rows, *rest = self.shape or (1,)
+        return math.ceil(rows / shards) * math.prod(rest)
+
+
+class ModelWeights:
+    """The weights of a model, and those of each rank.
+
+    Args:
+        meta: the whole model.
+
+    Attributes:
+        counts: of its parameters.
+        repeats: how often each layer of weights runs: ALBERT runs one in all its layers.
+        multiplied: weights that a token is multiplied by, each as often as it runs.
+        multiplied_trained: those of them that get gradients.
+        unused: numbers in embedding rows that are saved, and that an active vocabulary does not train.
+    """
+
+    def __init__(self, meta: MetaModel) -> None:
+        own = self._own = meta.own
+        self.counts = meta.counts
+        units = _units(own)
+        self._all = {
+            name: Weight(
+                tuple(each.shape),
+                each.requires_grad,
+                each in meta.packed,
+                each in meta.looked_up,
+                units.get(id(each), ""),
+            )
+            for name, each in own.named_parameters()
+        }
+        layers: int = own.config.get_text_config().num_hidden_layers
+        self.repeats = layers / len(set(units.values()))
+        multiplied = [each for each in self._all.values() if not each.is_looked_up]
+        self.multiplied = sum(self._products(each) for each in multiplied)
+        self.multiplied_trained = sum(self._products(each) for each in multiplied if each.is_trained)
+
+        embedding = cast(nn.Embedding, own.get_input_embeddings())
+        rows = own.config.get_text_config().vocab_size - embedding.num_embeddings
+        self.unused = max(0, rows) * embedding.embedding_dim
+        self._places = dict[int, dict[str, set[int]]]()
+        self._cut = dict[tuple[int, int, int], list[list[Weight]]]()
+
+    @cached_property
+    def _styles(self) -> Mapping[str, str]:
+        return styles_of(self._own)
+
+    @property
+    def every(self) -> list[Weight]:
+        """All weights, before anything splits them."""
+        return list(self._all.values())
+
+    def _products(self, weight: Weight) -> float:
+        return weight.numel * (self.repeats if weight.unit else 1)
+
+    def of_stages(self, axes: Axes, chunks: int = 1) -> list[list[Weight]]:
+        """The weights of a rank of each pipeline stage, before the data axis shards them.
+
+        Args:
+            axes: of the run.
+            chunks: stages of each rank.
+        """
+        cut = axes.pipeline, axes.tensor, chunks
+        if cut not in self._cut:
+            self._cut[cut] = self._stages_of(*cut)
+        return self._cut[cut]
+
+    def _stages_of(self, pipeline: int, tensor: int, chunks: int) -> list[list[Weight]]:
+        styles = self._styles if tensor > 1 else {}
+        count = pipeline * chunks
+        if count not in self._places:
+            self._places[count] = _stages(self._own, count)
+        places = self._places[count]
+        found: list[list[Weight]] = [[] for _ in range(pipeline)]
+        for name, each in self._all.items():
+            part = replace(each, shape=_part(each.shape, styles.get(name, ""), tensor))
+            for rank in {number % pipeline for number in places.get(name, {0})}:
+                found[rank].append(part)
+        return found
+
+
+def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
+    """The shape that a style leaves to each of some ranks: columns are the first dimension of a weight in torch."""
+    if style.startswith("colwise"):
+        return (shape[0] // parts, *shape[1:])
+    return (shape[0], shape[1] // parts) if style.startswith("rowwise") and len(shape) == 2 else shape
+
+
+def _units(own: PreTrainedModel) -> dict[int, str]:
+    """The name of the repeated layer of each parameter, by the parameter's `id`."""
+    blocks = set(repeated_blocks(own))
+    layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
+    return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
+
+
+def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
+    """The stages that hold each parameter, by name; a tied one is in the first and the last. Empty for one stage."""
+    if count == 1:
+        return {}
+    layout, prefix = LAYOUTS[own.config.model_type], own.base_model_prefix
+    entry, blocks = f"{prefix}.{layout.entry}.", f"{prefix}.{layout.blocks}."
+    of_layer = {number: stage for stage, span in enumerate(spans(own, count)) for number in span}
+    found = {}
+    for name, _ in own.named_parameters():
+        if name.startswith(blocks):
+            found[name] = {of_layer[int(name.removeprefix(blocks).partition(".")[0])]}
+        elif name.startswith(entry):
+            is_shared = is_tied(own) and _module_of(own, name) is own.get_input_embeddings()
+            found[name] = {0, count - 1} if is_shared else {0}
+        else:
+            found[name] = {count - 1}
+    return found
+
+
+def _module_of(own: PreTrainedModel, name: str) -> nn.Module:
+    return own.get_submodule(name.rpartition(".")[0])
+
+
+@dataclass(frozen=True)
+class LayerWidths:
+    """What decides the activations of a layer.
+
+    Attributes:
+        layers: of the model.
+        hidden: values of a token between layers.
+        inner: values of a token in the feed-forward part.
+        heads: of the attention.
+        key_values: values of a token's keys, and again of its values; less than `hidden` with grouped queries.
+        is_gated: whether one half of the feed-forward part gates the other.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    key_values: int
+    is_gated: bool
+
+
+def layer_widths(config: PreTrainedConfig) -> LayerWidths:
+    """The widths of a model by its configuration."""
+    values = config.get_text_config().to_dict()
+    hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+    size = int(values.get("head_dim") or hidden // heads)
+    groups = int(values.get("num_key_value_heads") or heads)
+    # ModernBERT, Gemma, and all that normalise as LLaMA does.
+    is_gated = "hidden_activation" in values or values.get("rms_norm_eps") is not None
+    inner = int(values.get("intermediate_size") or 4 * hidden)
+    return LayerWidths(int(values["num_hidden_layers"]), hidden, inner, heads, size * groups, is_gated)
