@@ -90,7 +90,8 @@ def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[obj
         UserError: another process has it.
         OSError: the folder cannot be written to.
     """
-    path, held = output_dir / RUN_LOCK, nullcontext[object]()
+    path = output_dir / RUN_LOCK
+    held: AbstractContextManager[object] = nullcontext()
     try:
         held = lock_file(path)
     except Timeout:

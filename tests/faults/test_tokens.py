@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from indictune.checkpoint import store
 from indictune.cli import main
+from indictune.commands import evaluate_file
 from indictune.config.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.credentials import _logged_in, holds_token, without_tokens
@@ -26,7 +27,6 @@ from indictune.errors import UserError
 from indictune.hub.publish import published
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
-from indictune.training import evaluate
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub
@@ -136,7 +136,7 @@ def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: 
     (problem,) = recipe.problems
     assert (problem.code, problem.flag) == ("not-yaml", "--config")
     with pytest.raises(UserError) as caught:
-        evaluate._take_from_training(recipe, trained_with(path))
+        evaluate_file._take_from_training(recipe, trained_with(path))
     shown = [problem, *caught.value.problems]
     if "!!" not in text:  # which means nothing in a file of label: weight
         with pytest.raises(UserError) as caught:
