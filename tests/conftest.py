@@ -9,8 +9,10 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.ranks.launching import ROOT, SCRIPT, Run, path, python, start
 
@@ -43,6 +45,23 @@ def _own_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def tf32_as_before() -> Iterator[None]:
+    """How fp32 is multiplied is the process's: the test finds torch's own setting, and leaves it."""
+    from transformers.utils.import_utils import enable_tf32  # not before `pytest_configure`
+
+    def reset() -> None:
+        enable_tf32.cache_clear()  # transformers sets nothing twice
+        torch.set_float32_matmul_precision("highest")
+        backends: Any = torch.backends
+        for each in (backends.cuda.matmul, backends.mkldnn.matmul, backends):
+            each.fp32_precision = "none"
+
+    reset()
+    yield
+    reset()
 
 
 @pytest.fixture(autouse=True)

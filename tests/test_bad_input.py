@@ -305,6 +305,7 @@ class TestUnderLaunchers:
         (found,) = refused.problems
         assert found.endswith("[one-process-started]")
 
+    @pytest.mark.more
     def test_the_deepspeed_launcher_passes_the_exit_code_on(self, job: Job) -> None:
         job.flags["train_file"] = job.path("missing.jsonl")
         result = job.start("--deepspeed", "ds_configs/zero9.json", launcher=deepspeed(2))

@@ -84,6 +84,7 @@ class TestOtherRanks:
         with holding(tmp_path):
             file_locks.wait_for_other_launch(tmp_path, "one", rank=1)
 
+    @pytest.mark.more
     def test_they_wait_while_another_launch_has_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with holding(tmp_path) as (holder, _):
             monkeypatch.setattr(file_locks, "PATIENCE_S", 0.5)

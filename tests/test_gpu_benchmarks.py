@@ -74,6 +74,7 @@ def test_a_part_that_dies_reports_its_exit_code(tmp_path: Path) -> None:
     assert run(dies, tmp_path, 60) == {"first": 1, "error": "It ended with exit code 3."}
 
 
+@pytest.mark.more
 def test_a_part_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     since = time.time()
     found = run(hangs, tmp_path, 4)

@@ -38,7 +38,7 @@ def test_some_of_the_tests_of_a_gpu_can_be_named(tmp_path: Path) -> None:
 
 def test_what_deepspeed_compiles_is_there_before_the_tests_and_the_demo_does_without(tmp_path: Path) -> None:
     """A test that ends a run early would end its compiler too, and each later one would begin anew."""
-    for target in ("test", "test-all", "test-faults"):
+    for target in ("test", "test-more", "test-all", "test-faults"):
         before, _, after = commands_of(tmp_path, target).partition(" -m pytest ")
         assert " -m tests.build_operators\n" in before
         assert "build_operators" not in after

@@ -57,7 +57,7 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
         write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
         return 0
-    from indictune.serving.server import bound, serve, warn_of_others
+    from indictune.serving.server import bound, run_server, warn_of_others
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)

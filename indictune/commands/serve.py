@@ -57,7 +57,7 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
 
     from indictune.prediction.served_classifier import Classifier, served_model
     from indictune.serving.app import create_app
-    from indictune.serving.server import bound, serve, warn_of_others
+    from indictune.serving.server import bound, run_server, warn_of_others
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)

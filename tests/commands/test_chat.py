@@ -161,6 +161,7 @@ def test_ctrl_d_ends_a_terminal(
     assert "/exit" in shown.err
 
 
+@pytest.mark.more
 def test_ctrl_c_ends_a_terminal_in_the_middle_of_an_answer(llama: Path) -> None:
     words = ["-m", "indictune", "chat", str(llama), "--temperature", "1"]
     terminal = pexpect.spawn(sys.executable, words, cwd=str(ROOT), encoding="utf-8", timeout=120)

@@ -49,7 +49,7 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_reported_without_a_traceba
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("name", ["evaluation", "evaluation/t"])
+@pytest.mark.parametrize("name", ["evaluation", pytest.param("evaluation/t", marks=pytest.mark.more)])
 def test_a_link_to_which_an_evaluation_would_go_is_refused(
     finished_run: FinishedRun, tmp_path: Path, name: str
 ) -> None:
@@ -162,6 +162,7 @@ def test_a_loss_that_is_no_number_is_reported_and_written_as_valid_json(
     assert json.loads(written, parse_constant=pytest.fail)["test"]["loss"] == "nan"
 
 
+@pytest.mark.more
 def test_the_metrics_of_another_file_are_not_written_over(finished_run: FinishedRun, tmp_path: Path) -> None:
     model = Path(shutil.copytree(finished_run.folder, tmp_path / "model"))
     files = [tmp_path / name / "t.jsonl" for name in ("hi", "ta")]

@@ -66,6 +66,7 @@ def test_a_file_is_enough(empty: Path) -> None:
     assert "--validation_file" in words
 
 
+@pytest.mark.more
 def test_several_processes_end_with_the_code_of_the_run_and_no_traceback(empty: Path) -> None:
     done = typed(empty, "train", "sentiment", "--train_file", "tweet.csv", "--num_processes", "2")
     assert done.returncode == 2
@@ -120,6 +121,7 @@ def test_a_dry_run_counts_the_rows_of_the_embedding_that_are_trained(
     assert off == (whole, whole)
 
 
+@pytest.mark.more
 def test_a_dry_run_into_a_file_has_no_bars_and_no_words_of_libraries(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

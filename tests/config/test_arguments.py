@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._inductor.select_algorithm import create_precompile_key
-from transformers.utils.import_utils import enable_tf32
 
 from indictune.config.arguments import (
     DataArguments,
@@ -107,16 +106,6 @@ class TestTrainingArguments:
         assert args.global_batch_size == 64
 
 
-@pytest.fixture
-def _tf32_as_before() -> Iterator[None]:
-    yield
-    enable_tf32.cache_clear()
-    torch.set_float32_matmul_precision("highest")
-    backends: Any = torch.backends
-    for each in (backends.cuda.matmul, backends.mkldnn.matmul, backends):
-        each.fp32_precision = "none"
-
-
 # Of a matrix product that several kernels can compute.
 COMPILED_WITH_TF32 = """
 from torch._inductor.select_algorithm import create_precompile_key
@@ -136,7 +125,7 @@ def test_torch_does_not_compile_for_tf32_as_transformers_sets_it() -> None:
     assert "mix of the legacy and new APIs" in done.stderr
 
 
-@pytest.mark.usefixtures("_tf32_as_before")
+@pytest.mark.usefixtures("tf32_as_before")
 @pytest.mark.parametrize("arguments", [SentimentTrainingArguments, LlamaTrainingArguments])
 def test_torch_compiles_for_tf32(
     arguments: type[IndicTrainingArguments], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

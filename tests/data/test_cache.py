@@ -103,6 +103,7 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "made").read_text() == "once\n"
 
 
+@pytest.mark.more
 def test_on_a_disk_without_locks_one_process_of_each_node_makes_it(tmp_path: Path, folder: Path) -> None:
     """A node is where processes share a temporary folder."""
     processes = []
@@ -154,6 +155,7 @@ def test_what_a_killed_process_left_is_not_read_and_goes_away(tmp_path: Path, fo
     assert not left.exists()
 
 
+@pytest.mark.more
 def test_what_another_process_is_making_stays(folder: Path) -> None:
     slow = start_slow(2)
     while not list(folder.glob(".*/half")):

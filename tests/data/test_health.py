@@ -127,6 +127,7 @@ def test_the_rows_of_every_task_are_measured(
         check_health(RowHealth.from_json(inspected(capsys, *flags)), {"max_near_duplicate_share": 0.3})
 
 
+@pytest.mark.more
 def test_a_run_writes_what_inspect_prints(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads((finished_run.folder / "health.json").read_text(encoding="utf-8"))
     assert written["rows"] == {"train": 31, "validation": 13, "test": 11}

@@ -36,6 +36,7 @@ def test_a_lock_older_than_any_build_is_removed(lock: Path) -> None:
     assert not lock.exists()
 
 
+@pytest.mark.more
 def test_upstream_waits_for_a_stale_lock(lock: Path) -> None:
     """When this fails, torch removes stale locks itself, and `indictune.distributed.cpu_adam` can go."""
     make_old(lock)

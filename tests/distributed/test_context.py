@@ -97,6 +97,7 @@ def compared(ranks: int, *models: str, **variables: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("ranks", "models"), [(3, ["llama", "mistral"]), pytest.param(2, [*CAUSAL], marks=pytest.mark.slow)]
 )

@@ -11,6 +11,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from indictune.distributed.cpu_adam import count_again
 
 STEPS = 12
+STOPS = (1, 5, 11)
 
 
 def made() -> DeepSpeedCPUAdam:
@@ -59,11 +60,13 @@ def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("stopped_at", range(STEPS))
+@pytest.mark.parametrize(
+    "stopped_at", [pytest.param(step, marks=[] if step in STOPS else pytest.mark.slow) for step in range(STEPS)]
+)
 def test_it_goes_on_bit_for_bit_after_any_step(unbroken: list[torch.Tensor], stopped_at: int) -> None:
     assert are_equal(resumed_after(stopped_at, counts_again=True), unbroken)
 
 
 def test_upstream_forgets_the_powers_of_the_betas(unbroken: list[torch.Tensor]) -> None:
     """When this fails, DeepSpeed goes on exactly by itself, and `count_again` can go."""
-    assert not all(are_equal(resumed_after(step, counts_again=False), unbroken) for step in range(STEPS))
+    assert not all(are_equal(resumed_after(step, counts_again=False), unbroken) for step in STOPS)

@@ -19,12 +19,13 @@ def waiting(folder: Path, command: list[str], *flags: str) -> list[Any]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.more), "zero2"])
 def test_the_timeout_is_that_of_the_run(tmp_path: Path, strategy: str) -> None:
     of_zero = [["undefined", 777.0]] if strategy == "zero2" else []
     assert waiting(tmp_path, accelerate(strategy, 2)) == [["default_pg", 777.0], *of_zero]
 
 
+@pytest.mark.more
 def test_the_timeout_is_that_of_the_run_after_a_restart(tmp_path: Path) -> None:
     command = [*torchrun(2), "--max-restarts", "1"]
     assert waiting(tmp_path, command, "--resume_from_checkpoint", "auto") == [["default_pg", 777.0]]

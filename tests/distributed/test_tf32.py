@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch._inductor.select_algorithm import create_precompile_key
-from transformers.utils.import_utils import enable_tf32
 
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
 
 @pytest.fixture
-def set_up_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def set_up_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tf32_as_before: None) -> list[str]:
     """How fp32 is multiplied after accelerate is set up, each time: on a CPU that it takes for a GPU meanwhile."""
     after: list[str] = []
     set_up = AcceleratorState.__init__
@@ -29,13 +27,7 @@ def set_up_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(AcceleratorState, "__init__", on_a_gpu)
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
-    enable_tf32.cache_clear()
-    yield after
-    enable_tf32.cache_clear()
-    torch.set_float32_matmul_precision("highest")
-    backends: Any = torch.backends
-    for each in (backends.cuda.matmul, backends.mkldnn.matmul, backends):
-        each.fp32_precision = "none"
+    return after
 
 
 @pytest.mark.parametrize(("tf32", "precision"), [(False, "ieee"), (True, "tf32")])

@@ -92,6 +92,7 @@ def test_a_planted_fault_is_found_alone(tmp_path: Path, ranks: int, fault: str) 
     assert set(bad) <= {"slowest rank", "slowest link", "packages"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", ["never_enters", pytest.param("never_arrives", marks=pytest.mark.slow)])
 def test_a_rank_that_never_comes_is_named_with_its_stack(tmp_path: Path, ranks: int, fault: str) -> None:

@@ -29,11 +29,15 @@ BATCHES = {
     "without evaluation": ("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
     "an adapter": ("--method", "lora"),
 }
-# Each is tried after one step in the first epoch or the second; the long tests try all.
+def _marks(number: int, step: int) -> list[pytest.MarkDecorator]:
+    """`make test` stops one kind of batches after one step, `make test-more` four more; the slow tests try all."""
+    if step != 1 + 2 * (number % 3) or number % 2 == 0:
+        return [pytest.mark.slow]
+    return [] if number == 1 else [pytest.mark.more]
+
+
 STOPS = [
-    pytest.param(name, step, marks=[] if step == 1 + 2 * (number % 3) and number % 2 else pytest.mark.slow)
-    for number, name in enumerate(BATCHES)
-    for step in range(1, 8)
+    pytest.param(name, step, marks=_marks(number, step)) for number, name in enumerate(BATCHES) for step in range(1, 8)
 ]
 
 
@@ -92,8 +96,12 @@ def ended(job: Job) -> dict[str, Any]:
     return job.outcome(with_checkpoint=("--save_strategy", "no") not in pairwise(job.flags))
 
 
-# After two steps, in the middle of an epoch; the long tests try all. DDP goes on in `test_a_request_to_one_rank_...`.
-FAST = [("zero2", 2)]
+# After two steps, in the middle of an epoch; the slow tests try all. DDP goes on in `test_a_request_to_one_rank_...`.
+MARKS: dict[tuple[str, int], list[pytest.MarkDecorator]] = {
+    ("zero2", 2): [],
+    ("fsdp2", 3): [pytest.mark.more],
+    ("zero3_offload", 5): [pytest.mark.more],
+}
 ALL = [
     (strategy, step)
     for strategy in ("ddp", "fsdp2", "zero2", "zero2_offload", "zero3_offload")
@@ -102,7 +110,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(
-    ("strategy", "step"), [pytest.param(*each, marks=[] if each in FAST else pytest.mark.slow) for each in ALL]
+    ("strategy", "step"), [pytest.param(*each, marks=MARKS.get(each, [pytest.mark.slow])) for each in ALL]
 )
 def test_two_processes(
     finished_run: FinishedRun, unbroken: dict[str, dict[str, Any]], tmp_path: Path, strategy: str, step: int
@@ -147,6 +155,7 @@ def test_a_llama_on_three_processes(tmp_path: Path, method: str) -> None:
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("launcher", "step"),
     [

@@ -108,6 +108,7 @@ def test_steps_are_done_while_a_checkpoint_is_written(finished_run: FinishedRun,
     assert [entry["step"] for entry in Run(job.folder).log] == [3]
 
 
+@pytest.mark.more
 def test_a_checkpoint_is_committed_as_soon_as_all_ranks_know_that_it_is_written(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_stop_within_an_epoch_waits_too(finished_run: FinishedRun, tmp_path: P
     assert saved(job) == ["checkpoint-2"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(
     finished_run: FinishedRun, tmp_path: Path, asynchronous: str

@@ -506,6 +506,7 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     assert json.loads(entry)["read"] == "c,x,1\n"
 
 
+@pytest.mark.more
 def test_a_run_of_chats_leaves_out_what_becomes_no_tokens(tmp_path: Path) -> None:
     """Neither training nor the samples meet these rows, and both kinds stand in one file."""
     recipe = test_llama.write_job(tmp_path)
@@ -527,6 +528,7 @@ def test_a_run_of_chats_leaves_out_what_becomes_no_tokens(tmp_path: Path) -> Non
     assert "a a a a" not in sample["prompt"]
 
 
+@pytest.mark.more
 def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path) -> None:
     train, out = tmp_path / "t.jsonl", tmp_path / "out"
     bad = [b'{"text": "c' + str(number).encode() * 20_000 + b'"\n' for number in range(9)]  # without an end

@@ -85,7 +85,7 @@ def test_a_gradient_that_one_rank_spoils_stops_all(
     ("action", "event"),
     [
         ("skip", LOSS),
-        ("rollback", GRADIENT),
+        pytest.param("rollback", GRADIENT, marks=pytest.mark.more),
         pytest.param("skip", GRADIENT, marks=pytest.mark.slow),
         pytest.param("rollback", LOSS, marks=pytest.mark.slow),
     ],
@@ -110,6 +110,7 @@ def test_a_step_that_is_left_out_changes_no_weight(
     assert losses[2] == "nan" or event == GRADIENT
 
 
+@pytest.mark.more
 def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip"))
     result = job.start(f"{LOSS}+ENOSPC@indictune.files:_add:1")
@@ -172,6 +173,7 @@ def rolled_back_at_step_5(saved_run: Job, folder: Path, fault: str) -> tuple[Job
     return job, result.returncode, result.stderr
 
 
+@pytest.mark.more
 def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
     job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "FLIPPED")
     assert code == 0, said
@@ -219,6 +221,7 @@ def test_weights_that_the_last_step_spoils_are_no_model_and_no_checkpoint(
     assert not list(job.folder.rglob("*.safetensors"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("stopped", [False, True])
 def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     finished_run: FinishedRun, tmp_path: Path, stopped: bool
@@ -232,6 +235,7 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     assert job.status["message"].endswith("[no-checkpoint-to-roll-back-to]")
 
 
+@pytest.mark.more
 def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_path: Path) -> None:
     """This schedule lowers the rate that the optimizer has; its states, of step 4, have that of before step 6."""
     settings = {"factor": 0.5, "patience": 0, "threshold": 1}  # nothing is good enough
@@ -252,6 +256,7 @@ def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_pat
     assert rates[-1] < rates[4]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("launcher", "call", "saves"),
     [
@@ -280,6 +285,7 @@ def test_a_checkpoint_of_a_stop_is_not_rolled_back_to(
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("launcher", "micro_batches", "policy"),
     [
@@ -387,6 +393,7 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     assert_step_4_is_taken_back(job, tmp_path, action)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("launcher", "call", "rank"),
     [

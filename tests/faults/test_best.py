@@ -55,6 +55,7 @@ def test_it_may_be_that_of_the_last_step_which_every_run_saves(unbroken: Job, tm
     assert "The model is that of checkpoint-8, the best by accuracy" in result.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("flags", "is_due"), [((), True), (ONE_BATCH, False)], ids=["before it", "after it"])
 def test_a_step_that_is_saved_because_of_a_stop_is_not_the_best(
     unbroken: Job, tmp_path: Path, flags: tuple[str, ...], is_due: bool
@@ -73,6 +74,7 @@ def test_a_step_that_is_saved_because_of_a_stop_is_not_the_best(
     assert [found[name] for name in ("weights", "states")] == [wanted[name] for name in ("weights", "states")]
 
 
+@pytest.mark.more
 def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, tmp_path: Path) -> None:
     flags = (*EVERY_THIRD, *ONE_BATCH, "--save_strategy", "best", "--save_total_limit", "1")
     whole, job = (replace(unbroken, folder=tmp_path / name, flags=flags) for name in ("whole", "out"))
@@ -86,6 +88,7 @@ def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, t
     assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
 
 
+@pytest.mark.more
 def test_a_run_that_ends_with_the_last_weights_compares_all_and_one_that_goes_on_with_it_need_not(
     unbroken: Job, tmp_path: Path
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_model_of_the_last_weights_is_not_reported_as_the_best(unbroken: Job, 
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.more
 def test_one_that_is_damaged_is_named_and_the_last_weights_stay(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=BY_ACCURACY)
     result = job.start(f"FLIPPED_BEST@{END}")

@@ -186,6 +186,7 @@ class TestAForeignModel:
         found = load_classifier(args, ["no", "yes"], load_tokenizer(args)).state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
+    @pytest.mark.more
     def test_of_tensors_in_a_bin_is_the_base_of_an_adapter_where_it_is_trusted(
         self, finished_run: FinishedRun, tmp_path: Path
     ) -> None:
@@ -465,6 +466,7 @@ class TestACheckpoint:
         assert not canary.ran.exists()
 
 
+@pytest.mark.more
 def test_a_checkpoint_in_parts_runs_its_code_only_where_it_is_trusted(
     finished_run: FinishedRun, tmp_path: Path, canary: Canary
 ) -> None:

@@ -119,6 +119,7 @@ def test_no_disk_replaces_a_step_that_another_does_not_take(finished_run: Finish
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
+@pytest.mark.more
 def test_no_disk_names_a_checkpoint_that_another_has_not_in_full(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The second is killed before its manifest is written."""
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -138,6 +139,7 @@ def test_nodes_go_on_from_a_named_checkpoint_that_one_of_them_has(finished_run: 
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
+@pytest.mark.more
 class TestANamedCheckpoint:
     """Of nodes with a disk each, when they have met."""
 
@@ -183,7 +185,10 @@ def model_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=slow) for name in ("ddp", "fsdp2", "zero2", "zero3")],
+    [
+        pytest.param("fsdp2", marks=pytest.mark.more),
+        *(pytest.param(name, marks=slow) for name in ("ddp", "zero2", "zero3")),
+    ],
 )
 def test_nodes_without_a_shared_disk_end_with_the_same_adapter(
     strategy: str, finished_run: FinishedRun, tmp_path: Path
@@ -227,6 +232,7 @@ def test_nodes_agree_on_the_best_after_a_disk_was_replaced(
     assert best == [2, 2], said
 
 
+@pytest.mark.more
 def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The shell's limit on the size of files stands for the disk's end."""
     job = Job(finished_run.recipe, tmp_path / "out")
@@ -281,6 +287,7 @@ def test_a_disk_that_fills_up_is_reported_and_the_run_resumes_when_there_is_room
     assert job.outcome() == unbroken
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "place", [f"{STEP}:4", pytest.param("pathlib:Path.rename:2", marks=slow)], ids=["before", "amid"]
 )
@@ -304,13 +311,13 @@ def test_a_disk_that_becomes_read_only_is_reported_and_the_run_resumes_when_it_c
 
 
 PLACES = ["os:fsync:2", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]  # the first call is for the lock: below
-FAST = [("EROFS", "os:fsync:9"), ("EACCES", "pathlib:Path.rename:2")]
+MARKS = {("EROFS", "os:fsync:9"): [], ("EACCES", "pathlib:Path.rename:2"): [pytest.mark.more]}
 
 
 @pytest.mark.parametrize(
     ("error", "place"),
     [
-        pytest.param(error, place, marks=[] if (error, place) in FAST else pytest.mark.slow)
+        pytest.param(error, place, marks=MARKS.get((error, place), slow))
         for error in ("EROFS", "EACCES")
         for place in PLACES
     ],
@@ -333,6 +340,7 @@ def test_a_disk_that_fails_from_some_call_on_is_reported(
     assert job.outcome() == unbroken
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("launcher", ["python", pytest.param("fsdp2", marks=slow)])
 def test_a_model_that_the_disk_does_not_take_is_reported_and_the_last_checkpoint_stays(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, launcher: str
@@ -350,6 +358,7 @@ def test_a_model_that_the_disk_does_not_take_is_reported_and_the_last_checkpoint
     assert launcher != "python" or job.outcome() == unbroken
 
 
+@pytest.mark.more
 def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_on(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -414,6 +423,7 @@ def test_a_checkpoint_that_cannot_be_entered_is_passed_over(
     assert job.outcome() == unbroken
 
 
+@pytest.mark.more
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     job.folder.mkdir()

@@ -102,9 +102,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(recipe, tmp_path_factory.mktemp("runs"), SCRIPT)
 
 
-FAST = [("single", 1, "ddp", 2)]
+FAST = [("ddp", 2, "single", 1), pytest.param("single", 1, "ddp", 2, marks=pytest.mark.more)]
 SLOW = [
-    ("ddp", 2, "single", 1),
     *(("ddp", 2, "fsdp2", 2), ("fsdp2", 2, "single", 1)),
     *(("single", 1, "fsdp2", 2), ("single", 1, "fsdp2", 1), ("fsdp2", 2, "ddp", 2)),
     *(("fsdp2", 2, "fsdp2", 1), ("fsdp2", 1, "fsdp2", 2), ("fsdp2", 1, "single", 1)),

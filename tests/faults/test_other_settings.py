@@ -73,6 +73,7 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     assert [recipe[name] for name in ("learning_rate", "weight_decay", "num_train_epochs")] == [0.0001, 0.0, 1.5]
 
 
+@pytest.mark.more
 def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_values(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     assert refused == ["--lr_scheduler_type", "--method", "--optim", "--save_total_limit"]
 
 
+@pytest.mark.more
 def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
     """It still reads as one."""
     recipe = job.folder / "checkpoint-4" / "recipe.yaml"
@@ -190,6 +192,7 @@ def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, t
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("before", "patience", "last"),
     [
@@ -209,6 +212,7 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert store.checkpoints_in(job.folder)[0].name == f"checkpoint-{last}"
 
 
+@pytest.mark.more
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -228,6 +232,7 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("is_known", [True, False])
 def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path, is_known: bool
@@ -257,6 +262,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
 
+@pytest.mark.more
 def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -282,6 +288,7 @@ def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     assert before.validation == after.validation is not None
 
 
+@pytest.mark.more
 def test_rows_whose_tokens_the_run_trains_already_may_take_the_place_of_others(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -335,6 +342,7 @@ def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job,
     assert f"--model_name_or_path builtin:tiny-indic-bert, now {moved}" in result.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("method", ["lora", pytest.param("qlora", marks=pytest.mark.slow)])
 def test_an_adapter_does_not_go_on_from_other_weights_in_the_same_folder(
     finished_run: FinishedRun, tmp_path: Path, method: str

@@ -24,10 +24,11 @@ from tests.ranks import test_llama
 from tests.ranks.forking import Forked
 from tests.ranks.launching import BIN, ROOT, SCRIPT, accelerate, begin, deepspeed, free_port, python, start, torchrun
 
-SLOW = ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
+SLOW = ("zero1", "zero2", "zero3_offload")
 # With the batches of a rank in an evaluation of 13 rows, 4 at once. Ranks of a group evaluate all rows together.
 STRATEGIES = [
     ("ddp", 2),
+    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("fsdp2", "zero3")),
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in SLOW),
     *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("pipeline", "tp")),
 ]
@@ -129,6 +130,7 @@ def test_a_rank_that_waits_in_c_for_one_that_has_failed_elsewhere_ends_soon_and_
     assert "Input/output error" in status["message"]
 
 
+@pytest.mark.more
 def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compiler_and_no_lock(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
             psutil.Process(pid).kill()
 
 
+@pytest.mark.more
 def test_a_rank_does_not_wait_to_join_one_that_has_ended(finished_run: FinishedRun, tmp_path: Path) -> None:
     """It waits in C++, where no signal is heard, and the launcher would kill it after 30 s."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
@@ -414,6 +417,7 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
     assert status["message"].startswith(message_about(0, 1, second.pid, what))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("event", "state"),
     [("ENOENT", "failed"), pytest.param("REFUSED", "user_error", marks=pytest.mark.slow)],
@@ -544,6 +548,7 @@ def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
             psutil.Process(pid).kill()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])
 def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: str) -> None:
     """Once they do not, `before_imports._end_with_launcher` may go."""

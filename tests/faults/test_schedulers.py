@@ -188,6 +188,7 @@ def test_a_slurm_job_finds_its_ranks_whatever_the_script_is_called(slurm: dict[s
     assert (tmp_path / "calls").read_text(encoding="utf-8") == f"requeue {JOB_ID}\n"
 
 
+@pytest.mark.more
 def test_a_slurm_job_that_ends_before_it_can_save_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """Its ranks were killed before one could tell anything; an attempt before has failed."""
     (tmp_path / "out").mkdir()
@@ -210,6 +211,7 @@ echo $((100 * $(wc -l < "$CALLS.clock")))
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("may_be_queued_again", [True, False])
 def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_over(
     slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
@@ -253,11 +255,16 @@ def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_o
 @pytest.mark.parametrize(
     ("name", "seconds_left", "is_a_link", "ends"),
     [
-        ("USR1", None, False, True),
         ("USR1", 300, True, True),
-        ("USR1", 3600, False, False),  # a preemption with `PreemptParameters=send_user_signal`
-        ("TERM", None, False, False),
-        ("TERM", 300, False, False),  # the end was put off by `scontrol update` since
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in (
+                ("USR1", None, False, True),
+                ("USR1", 3600, False, False),  # a preemption with `PreemptParameters=send_user_signal`
+                ("TERM", None, False, False),
+                ("TERM", 300, False, False),  # the end was put off by `scontrol update` since
+            )
+        ),
     ],
 )
 def test_a_slurm_job_that_reaches_its_end_twice_and_saves_nothing_ends(
@@ -314,7 +321,7 @@ def test_only_the_user_can_write_to_the_folder_of_a_stalled_slurm_job(slurm: dic
     assert out.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("cores", ["64", None])
+@pytest.mark.parametrize("cores", ["64", pytest.param(None, marks=pytest.mark.more)])
 def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
     slurm: dict[str, str], tmp_path: Path, cores: str | None
 ) -> None:
@@ -326,7 +333,7 @@ def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
     assert ended.stdout == f"{cores or 'none'}\n"
 
 
-@pytest.mark.parametrize("may_be_queued_again", [True, False])
+@pytest.mark.parametrize("may_be_queued_again", [pytest.param(True, marks=pytest.mark.more), False])
 def test_a_slurm_job_that_is_not_to_be_queued_again_ends_as_its_ranks_do(
     slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
 ) -> None:
@@ -363,7 +370,12 @@ def test_a_slurm_job_whose_controller_is_away_waits_for_it_and_then_says_what_to
     assert (f"type: scontrol requeue {JOB_ID}\n" in ended.stderr) == (times == 9)
 
 
-@pytest.mark.parametrize("written", ["--output_dir {}", "--output_dir={}", "--output-dir {}", "--output-dir={}"])
+OTHER_SPELLINGS = ("--output_dir={}", "--output-dir {}", "--output-dir={}")
+
+
+@pytest.mark.parametrize(
+    "written", ["--output_dir {}", *(pytest.param(each, marks=pytest.mark.more) for each in OTHER_SPELLINGS)]
+)
 def test_a_slurm_job_that_dies_early_is_not_requeued_for_an_old_status(
     slurm: dict[str, str], tmp_path: Path, written: str
 ) -> None:
@@ -412,6 +424,7 @@ def test_torchrun_still_keeps_the_output_of_dead_processes(tmp_path: Path) -> No
     assert "found True" in result.stdout
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_torchrun_restarts_a_run_whose_rank_was_killed_or_stopped(
     finished_run: FinishedRun, tmp_path: Path, name: str
@@ -436,6 +449,7 @@ def test_torchrun_tells_that_it_would_start_what_does_not_go_on(finished_run: Fi
     assert job.status["message"].endswith("[restarts-from-named-checkpoint]")
 
 
+@pytest.mark.more
 def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "3"))
     result = job.start(f"SIGTERM@{STEP}:3")  # of each rank, in each start

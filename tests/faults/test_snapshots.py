@@ -22,6 +22,7 @@ def names(found: list[Path]) -> list[str]:
     return [each.name for each in found]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [

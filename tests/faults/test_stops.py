@@ -43,10 +43,10 @@ def unbroken(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     [
         (f"{STEP}:1", 2),  # the flag is read a step later
         pytest.param(f"{STEP}:3", 4, marks=pytest.mark.slow),
-        (f"{STEP}:7", 8),
+        pytest.param(f"{STEP}:7", 8, marks=pytest.mark.more),
         pytest.param(f"{EVALUATION}:1", 2, marks=pytest.mark.slow),
         (f"{EVALUATION}:6", 4),
-        (f"{SAVE}:2", 4),
+        pytest.param(f"{SAVE}:2", 4, marks=pytest.mark.more),
     ],
 )
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
@@ -67,7 +67,9 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "call"), [("python", 6), pytest.param("ddp", 4, marks=pytest.mark.slow)], ids=["one", "of two"]
+    ("launcher", "call"),
+    [pytest.param("python", 6, marks=pytest.mark.more), pytest.param("ddp", 4, marks=pytest.mark.slow)],
+    ids=["one", "of two"],
 )
 def test_a_stop_between_micro_batches_finishes_the_step(
     recipe: Path, tmp_path: Path, launcher: str, call: int
@@ -98,7 +100,14 @@ def assert_counts_all_starts(job: Job) -> None:
     assert all(entry["samples_per_second"] > 0 for entry in run.log)
 
 
-@pytest.mark.parametrize("place", ["os:fsync:1", "os:fsync:9", "pathlib:Path.rename:1", "pathlib:Path.rename:2"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "os:fsync:9",
+        "pathlib:Path.rename:2",
+        *(pytest.param(each, marks=pytest.mark.more) for each in ("os:fsync:1", "pathlib:Path.rename:1")),
+    ],
+)
 def test_a_run_that_is_killed_while_it_saves_goes_on(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
@@ -122,6 +131,7 @@ def unbroken_with_room_for_one(recipe: Path, tmp_path_factory: pytest.TempPathFa
     return job
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("place", "left"), [("give_name:2", [2]), ("remove:1", [4, 2])])
 def test_a_checkpoint_goes_after_the_next_has_its_name(
     unbroken_with_room_for_one: Job, tmp_path: Path, place: str, left: list[int]
@@ -166,7 +176,9 @@ def test_a_stop_of_the_rank_that_prepares_rows_ends_those_that_wait_for_it(recip
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank"), [("python", ""), pytest.param("ddp", "@1", marks=pytest.mark.slow)], ids=["one", "of two"]
+    ("launcher", "rank"),
+    [pytest.param("python", "", marks=pytest.mark.more), pytest.param("ddp", "@1", marks=pytest.mark.slow)],
+    ids=["one", "of two"],
 )
 def test_a_stop_before_the_first_step_waits_for_none(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path, launcher: str, rank: str
@@ -198,7 +210,7 @@ def test_a_stop_while_shards_are_read_loses_nothing(recipe: Path, tmp_path: Path
     assert goes_on.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.more), "SIGINT"])
 def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     recipe: Path, tmp_path: Path, name: str
 ) -> None:
@@ -220,6 +232,7 @@ def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> No
     assert (stopped.returncode, stopped.stderr) == (EXIT_RESUMABLE, said)
 
 
+@pytest.mark.more
 def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out")
     # Four evaluations of four batches come before it.
@@ -241,7 +254,7 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("place", list(SAVED))
+@pytest.mark.parametrize("place", ["save_model", pytest.param("verify_saved", marks=pytest.mark.more)])
 def test_a_stop_while_the_model_is_saved_loses_nothing(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
@@ -257,7 +270,7 @@ def test_a_stop_while_the_model_is_saved_loses_nothing(
     assert job.outcome() == unbroken
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_stop_of_one_rank_while_rows_are_prepared_or_a_checkpoint_is_saved_stops_all(
     recipe: Path, tmp_path: Path
 ) -> None:
@@ -292,7 +305,7 @@ def test_a_stop_of_one_rank_while_a_split_model_is_saved_stops_all(recipe: Path,
 @pytest.mark.parametrize(
     ("launcher", "token"),
     [
-        ("python", "3"),
+        pytest.param("python", "3", marks=pytest.mark.more),
         pytest.param("python", "11", marks=pytest.mark.slow),
         pytest.param("fsdp2", "3@1", marks=pytest.mark.slow),
     ],
@@ -318,6 +331,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     assert (job.folder / "metrics.json").exists()
 
 
+@pytest.mark.more
 def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> None:
     """Where nothing was saved, the rest is done first."""
     sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
@@ -328,6 +342,7 @@ def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> N
     assert (job.folder / "samples.jsonl").exists()
 
 
+@pytest.mark.more
 def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     """A group's signal hits the processes that read rows ahead, too."""
     job = Job(recipe, tmp_path / "out", flags=("--dataloader_num_workers", "2", "--max_steps", "60"))
@@ -345,7 +360,7 @@ def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dic
 @pytest.mark.parametrize(
     ("name", "script", "recipe_name"),
     [
-        ("SIGTERM", "train_sentiment", "sentiment"),
+        pytest.param("SIGTERM", "train_sentiment", "sentiment", marks=pytest.mark.more),
         pytest.param("SIGUSR1", "train_llama", "llama", marks=pytest.mark.slow),
     ],
 )
@@ -389,6 +404,7 @@ AT_ITS_LAST_STEP = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6"
 EARLY = ("--early_stopping_patience", "1", "--learning_rate", "0", "--num_train_epochs", "9")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("flags", "batch", "kept"),
     [(AT_ITS_LAST_STEP, 6, ["checkpoint-6"]), (EARLY, 10, ["checkpoint-4", "checkpoint-2"])],
@@ -439,6 +455,7 @@ def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) 
     assert f"The best checkpoint so far, {first.name}, is forgotten: " in result.stderr
 
 
+@pytest.mark.more
 def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: Path) -> None:
     flags = ("--eval_steps", "1", "--save_steps", "3", "--save_total_limit", "1", "--load_best_model_at_end", "false")
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
@@ -453,6 +470,7 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "event", ["SIGTERM@indictune.checkpoint.save:Checkpoints._manifest:2", f"SIGKILL@{EVALUATION}:2"]
 )
@@ -470,6 +488,7 @@ def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Pat
 IN_MID_EPOCH = ("--max_steps", "6", "--eval_strategy", "epoch")
 
 
+@pytest.mark.more
 def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_stopped(
     recipe: Path, tmp_path: Path
 ) -> None:
@@ -482,6 +501,7 @@ def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_stoppe
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_killed(recipe: Path, tmp_path: Path) -> None:
     flags = (*IN_MID_EPOCH, "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
@@ -496,6 +516,7 @@ def evaluated(job: Job) -> list[int]:
     return [entry["step"] for entry in job.outcome()["history"] if "eval_loss" in entry]
 
 
+@pytest.mark.more
 def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_goes_on(
     recipe: Path, tmp_path: Path
 ) -> None:
@@ -507,7 +528,11 @@ def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("event", [f"SIGKILL@{STEP}:5", pytest.param(f"SIGTERM@{STEP}:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("event", [
+        pytest.param(f"SIGKILL@{STEP}:5", marks=pytest.mark.more),
+        pytest.param(f"SIGTERM@{STEP}:2", marks=pytest.mark.slow),
+    ],
+)
 def test_the_line_of_an_epoch_is_not_lost(recipe: Path, tmp_path: Path, event: str) -> None:
     flags = ("--logging_strategy", "epoch")
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
@@ -518,6 +543,7 @@ def test_the_line_of_an_epoch_is_not_lost(recipe: Path, tmp_path: Path, event: s
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 def test_a_run_without_a_checkpoint_is_not_stopped_once_its_model_is_finished(recipe: Path, tmp_path: Path) -> None:
     flags = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
@@ -527,6 +553,7 @@ def test_a_run_without_a_checkpoint_is_not_stopped_once_its_model_is_finished(re
     assert Run(job.folder).metrics["eval"]["num_examples"] == 13
 
 
+@pytest.mark.more
 def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -539,6 +566,7 @@ def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     assert job.outcome()["history"] == unbroken["history"]
 
 
+@pytest.mark.more
 def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_more(
     recipe: Path, tmp_path: Path
 ) -> None:

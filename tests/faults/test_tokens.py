@@ -371,6 +371,7 @@ def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pushed(kind, kept, said, arguments, out, cache)
 
 
+@pytest.mark.more
 def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(push: Pushed) -> None:
     kept = push.kept
     assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without

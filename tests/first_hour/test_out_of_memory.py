@@ -219,6 +219,7 @@ def test_all_else_is_what_no_term_has() -> None:
     assert rest == "all else 5.1 GB (activations 5.0 GB, working copies 100.0 MB), 7.0 GB"
 
 
+@pytest.mark.more
 def test_a_port_in_use_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -258,7 +259,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
     (tmp_path / "vmstat").write_text(f"oom_kill_others 9\noom_kill {count}\n", encoding="ascii")
 
 
-@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.more), 1])
 def test_a_killed_rank_is_put_down_to_memory_if_the_kernel_says_so(
     kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

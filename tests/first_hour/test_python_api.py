@@ -65,6 +65,7 @@ def test_texts_get_labels(run: indictune.Result) -> None:
     assert empty["label"] is None
 
 
+@pytest.mark.more
 def test_a_file_is_scored_as_by_the_command(run: indictune.Result, folder: Path) -> None:
     scores = indictune.evaluate(run, folder / "tweets.csv", output_dir=folder / "scores")
     assert scores["test"]["num_examples"] == 40

@@ -83,6 +83,7 @@ def test_languages_are_balanced_over_files_after_their_weights() -> None:
     assert Mixture(0, 0).wanted(rows, [1.0, 2.0]).tolist() == [[67, 0], [133, 200]]
 
 
+@pytest.mark.more
 def test_the_language_of_an_entry_is_that_of_rows_without_one(tmp_path: Path) -> None:
     named = entry(write(tmp_path, "named", 3, language="te"), language="mr")
     unnamed = entry(write(tmp_path, "unnamed", 4), language="mr")
@@ -208,6 +209,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "job.yaml"
 
 
+@pytest.mark.more
 def test_two_ranks_train_on_the_mix_of_one(job: Path, tmp_path: Path) -> None:
     alone = train(python(), tmp_path / "alone", "--config", str(job))
     both = train(accelerate("ddp", 2), tmp_path / "both", "--config", str(job))
@@ -218,6 +220,7 @@ def test_two_ranks_train_on_the_mix_of_one(job: Path, tmp_path: Path) -> None:
     assert said_mix(alone) == ["hindi.jsonl hi 41 35 63.6%", "marathi.jsonl mr 9 20 36.4%"]
 
 
+@pytest.mark.more
 def test_a_resumed_run_mixes_as_the_first_one_did(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--config", str(job), "--save_strategy", "steps", "--save_steps", "3"]
     whole = train(python(), tmp_path / "whole", *flags)

@@ -167,6 +167,7 @@ def trls(name: str) -> Path:
     return Path(spec.origin).with_name("accelerate_configs") / f"{name}.yaml"
 
 
+@pytest.mark.more
 def test_one_process_of_a_file_that_asks_for_eight(runs: Runs) -> None:
     metrics = runs.of_one.run.metrics
     assert (metrics["strategy"], metrics["world_size"]) == ("single", 1)

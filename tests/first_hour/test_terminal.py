@@ -55,6 +55,7 @@ class Terminal:
         return [line.rstrip() for line in self.screen.display if line.strip()]
 
 
+@pytest.mark.more
 def test_a_run_that_is_interrupted_in_its_bar_says_so_on_a_line_of_its_own(tmp_path: Path) -> None:
     terminal = Terminal("train", "recipes/sentiment/demo.yaml", "--output_dir", str(tmp_path / "out"))
     terminal.until(r"\d+/444 \[")
@@ -67,6 +68,7 @@ def test_a_run_that_is_interrupted_in_its_bar_says_so_on_a_line_of_its_own(tmp_p
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.more
 def test_a_finished_run_leaves_a_readable_screen(tmp_path: Path) -> None:
     flags = ["--output_dir", str(tmp_path / "out"), "--max_steps", "8", "--logging_steps", "4"]
     terminal = Terminal("train", "recipes/sentiment/demo.yaml", *flags)
@@ -88,6 +90,7 @@ def test_help_fits_80_columns(
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > COLUMNS] == []
 
 
+@pytest.mark.more
 def test_the_bar_of_predict_shows_speed_and_time_left_on_one_line(tmp_path: Path) -> None:
     model, rows = saved_classifier(tmp_path / "model"), 12_500
     (tmp_path / "in.txt").write_text("बहुत अच्छी फिल्म थी\n" * rows, encoding="utf-8")

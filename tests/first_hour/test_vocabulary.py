@@ -67,6 +67,7 @@ def test_words_of_the_training_texts_are_entries(whole: Run) -> None:
     assert len(whole.weights["bert.embeddings.word_embeddings.weight"]) == len(tokenizer) <= 2_000
 
 
+@pytest.mark.more
 def test_two_ranks_train_with_the_vocabulary_that_one_learns(
     job: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

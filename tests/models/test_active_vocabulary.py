@@ -168,6 +168,7 @@ def test_the_state_has_the_names_of_the_whole_model(saved: Saved) -> None:
 class TestWholeWeightsOnDisk:
     NAME = "bert.embeddings.word_embeddings.weight"
 
+    @pytest.mark.more
     def test_models_in_several_files(self, saved: Saved, tmp_path: Path) -> None:
         model = classifier(saved("bert"), compact=True)
         train(model)

@@ -35,6 +35,7 @@ def content(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "strategy", ["fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2", "zero3"))]
 )

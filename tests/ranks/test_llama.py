@@ -177,6 +177,7 @@ def loss_read_anew(folder: Path, rows: Path) -> float:
     return total / count
 
 
+@pytest.mark.more
 def test_the_evaluate_command_gives_the_numbers_of_the_run(run_under: Start, job: Path, tmp_path: Path) -> None:
     run = run_under("single", 1, *METHODS["lora"])
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]

@@ -37,13 +37,15 @@ from tests.ranks.test_resume import stopped_copy
 BOUND = {"full": 1e-4, "LoRA": 1e-4, "QLoRA": 1e-2, "bf16": 1e-2}
 OF_THE_CHANGE = 1e-3
 
-# `make test` runs these. The others are slow.
-QUICK = {
-    *(("classifier", file, "full") for file in ("ddp", "pipeline", "tp")),
-    *(("classifier", "zero2", "features"), ("LLaMA", "pipeline", "full")),
-}
+# `make test` runs the first three, `make test-more` these files too. The others are slow.
+QUICK = {("classifier", "ddp", "full"), ("classifier", "zero2", "features"), ("LLaMA", "fsdp2", "full")}
+MORE = set(product(KINDS, ["fsdp2", "pipeline", "tp", "zero3"], ["full"]))
 
 Note = Callable[[str, object], None]
+
+
+def marks_of(cell: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    return [] if cell in QUICK else [pytest.mark.more if cell in MORE else pytest.mark.slow]
 
 
 def every(*names: str) -> list[Any]:
@@ -51,7 +53,7 @@ def every(*names: str) -> list[Any]:
     return [
         pytest.param(
             *each,
-            marks=[*([] if each in QUICK else [pytest.mark.slow]), pytest.mark.xdist_group(f"{each[0]} {each[1]}")],
+            marks=[*marks_of(each), pytest.mark.xdist_group(f"{each[0]} {each[1]}")],
             id="-".join(each),
         )
         for each in product(KINDS, FILES, names)

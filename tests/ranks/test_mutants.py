@@ -27,7 +27,7 @@ def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> N
     assert all(bool(weight.isfinite().all()) for weight in run.weights.values())
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("mutant", sorted(mutants.MUTANTS))
 def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_path: Path, mutant: str) -> None:
     one = run_under("single", 1, *PLAIN)
@@ -39,7 +39,7 @@ def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_p
     assert "initial weights" not in found
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_it_sees_a_tensor_group_with_different_rows(run_under: Start, job: Path, tmp_path: Path) -> None:
     """The ranks' whole weights move apart too, so the check of the saved model fails the run."""
     flags = ["--config", str(job), "--padding_free", "off", "--output_dir", str(tmp_path)]

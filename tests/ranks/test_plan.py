@@ -15,7 +15,7 @@ from indictune.shipped_files import strategies
 ALL = [(ranks, case) for ranks in (1, 2, 4, 8) for case in cases(ranks)]
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero2"])
+@pytest.mark.parametrize("strategy", [pytest.param("fsdp2", marks=pytest.mark.more), "zero2"])
 def test_two_ranks_keep_what_is_predicted(strategy: str) -> None:
     (case,) = (each for each in cases(2) if each.strategy == strategy)
     assert error_of(measure(case, anew=False)) < 0.02

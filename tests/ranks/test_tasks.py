@@ -110,8 +110,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     ("name", "strategy", "ranks"),
     [
         pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
-        ("regression", "single", 1),
-        ("multi_label", "single", 1),
+        *(pytest.param(name, "single", 1, marks=pytest.mark.more) for name in ("regression", "multi_label")),
     ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(
@@ -149,13 +148,13 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-# The long tests try all pairs.
-FAST = [("regression", "ddp"), ("multi_label", "fsdp2")]
+# The slow tests try all pairs.
+MARKS = {("regression", "ddp"): [], ("multi_label", "fsdp2"): [pytest.mark.more]}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
+    ("name", "strategy"), [pytest.param(*pair, marks=MARKS.get(pair, pytest.mark.slow)) for pair in PAIRS]
 )
 def test_two_ranks_train_the_model_of_one_process(
     runs: dict[str, Callable[..., Run]], name: str, strategy: str

@@ -24,7 +24,7 @@ Start = Callable[..., Run]
 # AdamW would make steps of the rounding in gradients that are zero: those of the keys' biases.
 STEPS = (*SGD, "--max_steps", "3", "--active_vocabulary", "off")
 MODELS = (*CLASSIFIERS, "modernbert-mean")
-CASES = product(MODELS, ("ddp", "fsdp2", "tp", "zero2_tp", "zero3"))
+CASES = list(product(MODELS, ("ddp", "fsdp2", "tp", "zero2_tp", "zero3")))
 
 
 def write_rows(path: Path, count: int) -> Path:

@@ -18,6 +18,7 @@ OFF = ("--active_vocabulary", "off")
 ROWS = 5000  # of the built-in model
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero3"))]
 )

@@ -80,13 +80,16 @@ def read_ahead(name: str, workers: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.more) for name in ("SIGUSR1", "SIGINT"))]
+)
 def test_a_worker_that_reads_rows_ahead_ignores_signals(name: str) -> None:
     read = read_ahead(name, "deaf")
     assert read.returncode == 0, read.stderr
     assert read.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\nblocked here: set()\n"
 
 
+@pytest.mark.more
 def test_upstream_workers_die_of_a_signal_and_the_run_with_them() -> None:
     """Without `DeafWorkers` (torch 2.13)."""
     read = read_ahead("SIGTERM", "torch's")
@@ -279,6 +282,7 @@ sys.exit(execute(main, read_recipe(["--output_dir", sys.argv[1]], (ModelArgument
 """
 
 
+@pytest.mark.more
 def test_a_run_ended_by_its_watchdog_leaves_no_program_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-c", AT_ONCE, str(tmp_path / "out")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -132,8 +132,14 @@ class TestPacks:
         torch.testing.assert_close(leaking[:, :12], alone[:, :12], rtol=0, atol=1e-5)
         assert (leaking[:, 12:] - alone[:, 12:]).abs().max() > 0.1
 
-    @pytest.mark.parametrize("method", ["full", "lora"])
-    @pytest.mark.parametrize("gradient_checkpointing", [False, True])
+    @pytest.mark.parametrize(
+        ("method", "gradient_checkpointing"),
+        [
+            ("full", False),
+            ("lora", True),
+            *(pytest.param(*each, marks=pytest.mark.more) for each in (("full", True), ("lora", False))),
+        ],
+    )
     def test_a_step_on_packs_is_the_step_on_their_rows(
         self, base: str, tmp_path: Path, method: str, gradient_checkpointing: bool
     ) -> None:
@@ -168,7 +174,7 @@ class TestPacks:
 
 
 class TestMicroBatches:
-    @pytest.mark.parametrize("steps", [2, 5])
+    @pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.more), 5])
     def test_a_step_does_not_depend_on_how_its_rows_are_cut(self, base: str, tmp_path: Path, steps: int) -> None:
         whole = one_step(tiny_trainer(base, tmp_path, ROWS))
         size = math.ceil(len(ROWS) / steps)
@@ -177,7 +183,7 @@ class TestMicroBatches:
         assert in_pieces[0] == pytest.approx(whole[0], abs=1e-5)
         assert_same(whole[1], in_pieces[1])
 
-    @pytest.mark.parametrize("method", ["full", "lora"])
+    @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.more)])
     def test_nor_where_the_model_takes_no_count_of_tokens(
         self, base: str, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -144,6 +144,7 @@ def test_a_loss_that_is_nan_stops_the_run_before_anything_more_is_saved(
         assert all(torch.isfinite(tensor).all() for tensor in load_file(out / name / "model.safetensors").values())
 
 
+@pytest.mark.more
 def test_a_copy_of_the_code_trains_where_not_every_package_is_installed(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,25 +33,37 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 Trained = Callable[[str], LlamaTrainer]
 
 
-@pytest.fixture
-def trained(base: str, tmp_path: Path) -> Trained:
-    """A function: the trainer of a run that was trained by a method, and saved."""
+def train(base: str, folder: Path, method: str) -> LlamaTrainer:
+    """The trainer of a run of two steps, which was saved to a folder and is whole until a test breaks it."""
+    trainer = tiny_trainer(base, folder, ROWS, method=method, max_steps=2, learning_rate=0.5)
+    trainer.train()
+    trainer.save_model()
+    verify_saved(trainer, folder)
+    return trainer
 
-    def train(method: str) -> LlamaTrainer:
-        trainer = tiny_trainer(base, tmp_path / "out", ROWS, method=method, max_steps=2, learning_rate=0.5)
-        trainer.train()
-        trainer.save_model()
-        verify_saved(trainer, tmp_path / "out")  # whole until a test breaks it
+
+@pytest.fixture(scope="module")
+def runs(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[LlamaTrainer, Path]]:
+    """A function: the trainer and the folder of one run of each method. No test changes them."""
+
+    @cache
+    def run(method: str) -> tuple[LlamaTrainer, Path]:
+        folder = tmp_path_factory.mktemp(method)
+        return train(base, folder, method), folder
+
+    return run
+
+
+@pytest.fixture
+def trained(runs: Callable[[str], tuple[LlamaTrainer, Path]], tmp_path: Path) -> Trained:
+    """A function: the trainer of a method's run, whose saved files are copied to the test's `out`."""
+
+    def copied(method: str) -> LlamaTrainer:
+        trainer, folder = runs(method)
+        shutil.copytree(folder, tmp_path / "out")
         return trainer
 
-    return train
-
-
-@pytest.fixture
-def _products_as_before() -> Iterator[None]:
-    yield
-    backends: Any = torch.backends
-    backends.fp32_precision = backends.cuda.matmul.fp32_precision = "none"
+    return copied
 
 
 def change(folder: Path, name: str, edit: Callable[[Weights], object]) -> None:
@@ -122,8 +136,8 @@ class TestFullModels:
         message = problem_of(trainer, tmp_path / "out")
         assert message.startswith(f"{Q_PROJ}.weight has the norm ")
 
-    def test_a_weight_that_is_nan_where_no_logit_shows_it(self, trained: Trained, tmp_path: Path) -> None:
-        trainer = trained("full")
+    def test_a_weight_that_is_nan_where_no_logit_shows_it(self, base: str, tmp_path: Path) -> None:
+        trainer = train(base, tmp_path / "out", "full")
         model: Any = trainer.model
         name = "model.embed_tokens.weight"
         unused = next(row for row in range(64) if all(row not in tokens for tokens in ROWS["input_ids"]))
@@ -141,7 +155,7 @@ class TestFullModels:
         assert message.endswith(" of their norm, where 0.001 is allowed.")
 
     @pytest.mark.parametrize("by", ["transformers", "accelerate"])
-    @pytest.mark.usefixtures("_products_as_before")
+    @pytest.mark.usefixtures("tf32_as_before")
     def test_logits_may_lie_further_apart_where_products_are_in_tf32(
         self, trained: Trained, tmp_path: Path, by: str
     ) -> None:
@@ -171,18 +185,26 @@ class TestModelsOfWhichSomeRowsAreTrained:
     NAME = "model.safetensors"
     EMBEDDING = "model.embed_tokens.weight"
 
-    @pytest.fixture
-    def saved(self, base: str, tmp_path: Path) -> LlamaTrainer:
-        """A trainer whose model was trained and saved."""
-        trainer = tiny_trainer(base, tmp_path / "out", ROWS, max_steps=2, learning_rate=0.5)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaTrainer, Path]:
+        """A trainer whose model was trained and saved, and the folder. No test changes them."""
+        folder = tmp_path_factory.mktemp("rows")
+        trainer = tiny_trainer(base, folder, ROWS, max_steps=2, learning_rate=0.5)
         model: Any = trainer.model
         row_ids = torch.tensor(sorted({2, *(token for row in ROWS["input_ids"] for token in row)}))  # 2 pads
         assert 5 < len(row_ids) < 40
         model.set_input_embeddings(ActiveEmbedding(model.get_input_embeddings().weight, row_ids, None, True))
         trainer.train()
         trainer.save_model()
-        verify_saved(trainer, tmp_path / "out")  # whole until a test breaks it
-        return trainer
+        verify_saved(trainer, folder)  # whole until a test breaks a copy
+        return trainer, folder
+
+    @pytest.fixture
+    def saved(self, run: tuple[LlamaTrainer, Path], tmp_path: Path) -> LlamaTrainer:
+        """The trainer, whose saved files are copied to the test's `out`."""
+        shutil.copytree(run[1], tmp_path / "out")
+        return run[0]
 
     def change_row(self, trainer: LlamaTrainer, folder: Path, is_used: bool, edit: Callable[..., object]) -> None:
         row_ids = cast(Any, trainer.model).get_input_embeddings().row_ids.tolist()
@@ -249,8 +271,8 @@ class TestAdapters:
         name = self.B.replace(".weight", ".default.weight")
         assert problem_of(trainer, tmp_path / "out").startswith(f"{name} has the norm ")
 
-    def test_a_matrix_whose_rows_are_in_another_order(self, trained: Trained, tmp_path: Path, method: str) -> None:
-        trainer = trained(method)
+    def test_a_matrix_whose_rows_are_in_another_order(self, base: str, tmp_path: Path, method: str) -> None:
+        trainer = train(base, tmp_path / "out", method)
         assert trainer.model is not None
         with torch.no_grad():
             for matrix in (each for name, each in trainer.model.named_parameters() if "lora_B" in name):
