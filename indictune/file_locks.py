@@ -50,6 +50,21 @@ def lock_file(
     return lock.acquire(timeout=timeout_s, poll_interval=0.01)
 
 
+def lock_if_possible(path: Path) -> AbstractContextManager[object]:
+    """As `lock_file`, and nothing on a file system without locks.
+
+    Raises:
+        Timeout: another process has it.
+    """
+    try:
+        return lock_file(path)
+    except Timeout:
+        raise
+    except OSError as error:  # whoever writes next reports a disk that is full or read-only
+        logger.debug("%s: %s", path, error)
+        return nullcontext()
+
+
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Hold the lock of a folder. If its file system has no locks, one of this machine: one process a node makes it.
@@ -91,13 +106,10 @@ def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[obj
         OSError: the folder cannot be written to.
     """
     path = output_dir / RUN_LOCK
-    held: AbstractContextManager[object] = nullcontext()
     try:
-        held = lock_file(path)
+        held = lock_if_possible(path)
     except Timeout:
         raise _refusal(output_dir, _holder_and_launch(path)[0]) from None
-    except OSError as error:  # a file system without locks
-        logger.debug("%s: %s", path, error)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n{launch}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -118,3 +119,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         file_locks.lock_run_folder(tmp_path, "one")
     assert (tmp_path / "other").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_written_to_all_the_same(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with file_locks.lock_run_folder(tmp_path, "one"), file_locks.lock_if_possible(tmp_path / "lock"):
+        file_locks.wait_for_other_launch(tmp_path, "another", rank=0)
+    assert (tmp_path / file_locks.RUN_LOCK).read_text(encoding="utf-8").startswith(f"process {os.getpid()} on ")

@@ -23,14 +23,14 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
-from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from indictune.distributed import agreement, process_group
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.doctor.check_lines import Outcome
 from indictune.stop_signals import OF_SCHEDULERS, Stopped
 
-_T = TypeVar("T")
+_T = TypeVar("_T")
 
 _LOOK_EVERY_S = 0.1
 _STACKS_S = 3.0  # how long the others have to give their stacks

@@ -21,9 +21,14 @@ from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.data.cache import write_through
 from indictune.data.rows import stored_batches
 from indictune.errors import UserError
+<<<<<<< ours
 from indictune.file_locks import lock_file
 from indictune.prediction.labelled_rows import writer_of
 from indictune.progress import OWN_PROGRESS
+=======
+from indictune.file_locks import lock_if_possible
+from indictune.prediction.writers import writer_of
+>>>>>>> theirs
 
 FLAG = "--output_file"
 _JOB = "job.json"
@@ -57,7 +62,7 @@ class LabelledWindows:
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock = lock_file(self.folder / "lock")
+                self._lock = lock_if_possible(self.folder / "lock")
             except Timeout:
                 raise UserError("predict-in-progress", FLAG, self.output, folder=self.folder) from None
             if not self.is_open():
