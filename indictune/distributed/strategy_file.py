@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
 from indictune.distributed import fsdp, zero
-from indictune.distributed.launch import engine_of, splits_model, starts_one_of_several
+from indictune.distributed.launch import engine_of, hand_over, splits_model, starts_one_of_several
 from indictune.distributed.zero import FileValue
 
 Data = TypeVar("Data", bound=RowArguments)
@@ -98,7 +98,7 @@ def leave_to_plan(launch: Launch, environ: MutableMapping[str, str]) -> dict[str
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "CONFIG_DS_FIELDS"):
         environ.pop(f"ACCELERATE_{name}", None)
     fsdp.use_version_2(environ)
-    launch.hand_over(launch.axes, launch.world_size, environ)
+    hand_over(launch.axes, launch.world_size, environ)
     if not engine_of(launch.strategy).startswith("zero"):
         environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return {"deepspeed": None}

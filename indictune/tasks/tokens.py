@@ -39,6 +39,7 @@ from indictune.tasks.text_objectives import TextObjective
 if TYPE_CHECKING:
     from datasets import Dataset
 
+
 class TokenTags(TextObjective):
     """The tag of each word. Entities are compared whole, as seqeval does."""
 

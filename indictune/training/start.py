@@ -8,9 +8,9 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import compatibility, resume, snapshots, store
@@ -44,11 +44,15 @@ from indictune.models.unpadded import padding_notes
 from indictune.preflight.derive import checked_accumulation
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
-from indictune.tasks.protocol import Rows, Task, Tokens
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Task, Tokens
 from indictune.training.callbacks.register import watch
 from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
-from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.rank_consistency import check_alike, values_of_node, values_of_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger("indictune")
 
@@ -148,10 +152,48 @@ def _ranks(launch: Launch) -> str:
     return "processes" if launch.data_size > 1 else "process"
 
 
-def load_model(task: Task[Rows, Data, Training], plan: RunPlan[Data, Training], args: Training, rows: Rows) -> Model:
-    """The model, ready to train. All ranks must call it: one may read the weights and send them."""
+def load_model(
+    task: Task[Any, Data, Training],
+    plan: RunPlan[Data, Training],
+    args: Training,
+    rows: Any,
+    tokens: Tokens,
+    point: ResumePoint,
+) -> Model:
+    """The model, ready to train. All ranks must call it: one may read the weights and send them.
+
+    Raises:
+        UserError: the weights cannot be read, or the model cannot have the asked active vocabulary.
+    """
     with reading_weights(args, splits_one_model(plan.launch)) as reads_weights:
-        return task.load_model(plan, args, rows, reads_weights)
+        model = task.load_model(plan, args, rows, reads_weights)
+    if "active_vocabulary" in plan.configuration:
+        from indictune.distributed.vocabulary_choice import use_active_vocabulary
+
+        use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
+    return model
+
+
+def make_trainer(
+    model: Model,
+    args: Any,
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    padded: bool,
+    launch: Launch,
+) -> ExactTrainer:
+    """The trainer of an objective: TRL's, which has its own loss, for an objective without one.
+
+    The arguments are those of `IndicTrainer`. TRL's trainer asks for training rows to evaluate too.
+    """
+    if objective.loss is not None:
+        return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, launch)
+    from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
+
+    assert train_dataset is not None
+    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, launch)
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Training], Training]:
@@ -223,7 +265,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint
         compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
 
 
-def run_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
     """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
 
     `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.
