@@ -28,6 +28,7 @@ from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task
 from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up, make_trainer
+from indictune.training.task_trainer import RunContext
 
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
@@ -136,8 +137,9 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
+    context = RunContext(plan.launch, samples=test.samples)
     rows = test.rows if objective.loss is None else None
-    trainer = make_trainer(model, args, rows, None, tokenizer, objective, padded=True, launch=plan.launch)
+    trainer = make_trainer(model, args, rows, None, tokenizer, objective, padded=True, context=context)
     trainer.parallelism.prepare(trainer)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, test, asked.test_file)

@@ -11,7 +11,7 @@ from indictune.run import Run
 from indictune.tasks.protocol import Task
 from indictune.training.finish import finish, save_model
 from indictune.training.samples import write_samples
-from indictune.training.start import fit_batches, load_model, make_trainer, meet_nodes, start, train
+from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train
 
 
 def main(task: Task[Any, Any, Any], run: Run) -> None:
@@ -29,7 +29,7 @@ def main(task: Task[Any, Any, Any], run: Run) -> None:
     model = load_model(task, plan, args, rows, tokens, point)
     objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
     trainer = make_trainer(
-        model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, plan.launch
+        model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, context_of(plan, run, tokens)
     )
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)

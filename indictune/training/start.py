@@ -46,10 +46,12 @@ from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Task, Tokens
+from indictune.training import bad_steps
 from indictune.training.callbacks.register import watch
 from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.rank_consistency import check_alike, values_of_node, values_of_rows
+from indictune.training.task_trainer import RunContext
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -174,6 +176,19 @@ def load_model(
     return model
 
 
+def context_of(plan: AnyPlan, run: Run, tokens: Tokens) -> RunContext:
+    """What the trainer of a run knows of it."""
+    return RunContext(
+        launch=plan.launch,
+        stop_request=run.stop_request,
+        trusts_checkpoint=plan.model.trust_checkpoint,
+        row_location=tokens.row_location,
+        bad_steps_path=plan.output_dir / bad_steps.FILE if run.rank == 0 else None,
+        validation_origins=tokens.origins.get("validation"),
+        samples=tokens.samples,
+    )
+
+
 def make_trainer(
     model: Model,
     args: Any,
@@ -182,18 +197,18 @@ def make_trainer(
     tokenizer: PreTrainedTokenizerBase,
     objective: Objective,
     padded: bool,
-    launch: Launch,
+    context: RunContext,
 ) -> ExactTrainer:
     """The trainer of an objective: TRL's, which has its own loss, for an objective without one.
 
     The arguments are those of `IndicTrainer`. TRL's trainer asks for training rows to evaluate too.
     """
     if objective.loss is not None:
-        return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, launch)
+        return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, context)
     from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
 
     assert train_dataset is not None
-    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, launch)
+    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, context)
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Training], Training]:
@@ -273,8 +288,7 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     Raises:
         UserError: the checkpoint, or another rank, has other rows.
     """
-    trainer.validation_origins, trainer.samples = tokens.origins.get("validation"), tokens.samples
-    watch(trainer, plan, run, point, tokens.row_location)
+    watch(trainer, plan, run, point)
     check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
         check_rows(trainer, point.checkpoint)
