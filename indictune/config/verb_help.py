@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from indictune.config.flag_table import LAUNCH_FLAGS, Flag, flags_of
 from indictune.config.help import help_of
-from indictune.config.read_words import early_problems, split_flags, unknown_name
+from indictune.config.read_words import early_problems, read_command_line, split_flags, unknown_name
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problem, Problems, problem
 
@@ -42,7 +42,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
         known += ["config", *(["model"] if verb == "plan" else []), *(each.name for each in more)]
         problems = Problems(_unknown(verb, name, flags[name], known) for name in flags if name not in known)
         if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
-            problems += early_problems(flags, programs)
+            problems += early_problems(read_command_line(words), programs)
         problems.raise_any()
     return ""
 
