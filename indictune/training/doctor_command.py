@@ -94,7 +94,7 @@ def _subject(words: Sequence[str], recipe: Recipe, task: Task[Any, Any, Any]) ->
     in_files = Problems().attempt(flag_contents, plan) or {}
 
     def start() -> TrainingArguments:
-        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))[1]
+        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))
         return args
 
     return Subject(

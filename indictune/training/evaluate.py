@@ -133,7 +133,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     assert config is not None
     assert tokenizer is not None
     run.warn(test.notes)
-    plan, args = bring_up(plan, run)
+    args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")

@@ -21,7 +21,7 @@ def main(task: Task[Any, Any, Any], run: Run) -> None:
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
-    plan, args, point = start(plan, run, tokens)
+    args, point = start(plan, run, tokens)
     run.warn(tokens.notes)
     if tokens.summary:
         run.show(f"\n{tokens.summary}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from functools import partial
@@ -22,7 +21,6 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health import check_health
 from indictune.distributed import (
-    batch_size,
     collectives,
     node_disks,
     node_meeting,
@@ -31,17 +29,17 @@ from indictune.distributed import (
     strategy_file,
 )
 from indictune.distributed.agreement import Values
+from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.doctor.quick import check_ranks
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
-from indictune.errors import Problem, Problems, UserError
+from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
-from indictune.preflight.derive import checked_accumulation
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
 from indictune.tasks.objective import Objective
@@ -78,7 +76,7 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
-    """Settle what follows from the tokens: `--max_length`, the time on a CPU, and `--max_tokens_per_device` at most.
+    """The whole plan, with what follows from the tokens: `--max_length`, the split of the batch, no evaluations.
 
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
@@ -89,31 +87,22 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     check_health(tokens.health, plan.configuration)
     check_cpu_time(plan, tokens.train)
     plan = plan.with_max_length(tokens.max_length)
-    training = plan.training
-    if (max_tokens := training.max_tokens_per_device) is None:
-        return plan
+    by_tokens = plan.training.max_tokens_per_device is not None
     given = plan.recipe.values.get("per_device_train_batch_size")
-    if given is not None:
+    if by_tokens and given is not None:
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
-    rows, world_size = training.global_batch_size, plan.launch.data_size
-    seed = training.seed if training.data_seed is None else training.data_seed
-    run_steps = batch_size.steps_of_run(len(tokens.train), rows, training.max_steps, training.num_train_epochs)
-    steps = batch_size.accumulation_for_tokens(
-        *(lengths_of(tokens.train), tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded),
-        parts=plan.launch.axes.context,
-    )
-    plan = plan.derive(
-        gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),
-        per_device_train_batch_size=math.ceil(rows / (world_size * steps)),
-    )
-    if problems := check_communication(plan) + check_micro_batches(plan):
-        raise UserError(problems=problems)
+    found: dict[str, Any] = {}
+    if by_tokens:
+        found |= split_batch(plan, lengths_of(tokens.train), tokens.row_location, padded)
+    if tokens.validation is None:
+        found |= {"eval_strategy": "no", "load_best_model_at_end": False}
+    plan = plan.derive(**found)
+    if by_tokens:
+        Problems(check_communication(plan) + check_micro_batches(plan)).raise_any()
     return plan
 
 
-def start(
-    plan: RunPlan[Data, Training], run: Run, tokens: Tokens
-) -> tuple[RunPlan[Data, Training], Training, ResumePoint]:
+def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Training, ResumePoint]:
     """Bring up the process group, and choose the checkpoint to resume from. All ranks must call it.
 
     Raises:
@@ -129,9 +118,8 @@ def start(
         Problems(check_metric_of_rows(str(plan.training.metric_for_best_model), tokens)).raise_any()
     else:
         Problems(check_evaluations(plan, has_validation)).raise_any()
-        plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
-    plan, args = bring_up(plan, run)
+    args = bring_up(plan, run)
     run.warn(check_ranks(plan, args))
     point = _resume_point(plan, args, run)
     if point.checkpoint is not None:
@@ -144,7 +132,7 @@ def start(
         *(plan.launch.data_size, _ranks(plan.launch)),
         *(args.gradient_accumulation_steps, "s" if args.gradient_accumulation_steps > 1 else ""),
     )
-    return plan, args, point
+    return args, point
 
 
 def _ranks(launch: Launch) -> str:
@@ -211,8 +199,11 @@ def make_trainer(
     return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, context)
 
 
-def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Training], Training]:
-    """Start the process group, with the CPU fallback where it is needed, and check that it is the one asked for.
+def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
+    """Start the process group, on a CPU if there is no GPU, and check that it is the one asked for.
+
+    Returns:
+        The training arguments, as transformers has completed them.
 
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
@@ -221,13 +212,12 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     if plan.launch.from_file:
         logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
     decided = process_group.start_process_group(plan.launch, os.environ, plan.training.ddp_timeout)
-    plan = plan.derive(**decided, **({} if run.shows_bars else {"disable_tqdm": True}))
-    args = plan.recipe.build(type(plan.training), **plan.derived)
+    args = plan.recipe.build(type(plan.training), **{**plan.derived, **decided, **run.console_values})
     sharding.check_came_up(plan.launch, args)
     run.warn(sharding.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
     run.plan = plan
-    return plan, args
+    return args
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
@@ -267,13 +257,13 @@ def flag_contents(plan: AnyPlan) -> compatibility.Content:
     return compatibility.read(plan.configuration, plan.launch.deepspeed)
 
 
-def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
+def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: ResumePoint) -> None:
     """Write `recipe.yaml` on every disk, once nothing can refuse the run any more. What the user chose comes first.
 
     A finished run that is resumed by name is no longer finished: `metrics.json`, its mark, is removed.
     """
     if args.should_save:
-        whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
+        whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
         (plan.output_dir / METRICS).unlink(missing_ok=True)
         whole |= compatibility.kept_settings(point.checkpoint)
         write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
@@ -294,7 +284,7 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
         check_rows(trainer, point.checkpoint)
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)
-    write_recipe(plan, trainer.args, point)
+    write_recipe(plan, trainer.args, run, point)
     if tokens.health is not None and run.rank == 0:
         write_json(plan.output_dir / HEALTH, tokens.health.as_json())
     run.trainer = trainer
