@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_adam, cpu_fallback, strategy_file
+from indictune.distributed import cpu_fallback, strategy_file
 from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.errors import UserError
@@ -210,6 +210,8 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     from_file = strategy_file.leave_to_plan(launch, environ)
     limit_waiting(timeout_s)
     if engine_of(launch.strategy).startswith("zero"):
+        from indictune.distributed import cpu_adam
+
         cpu_adam.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     join(environ, "gloo" if is_on_cpu else None, timeout_s)

@@ -8,10 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
-from indictune.distributed.context import check_context
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.machine_failures import check_interfaces
-from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -19,8 +16,6 @@ from indictune.distributed.strategy_limits import (
     check_saving,
     check_weights,
 )
-from indictune.distributed.tensor import check_split
-from indictune.distributed.vocabulary_choice import check_active_vocabulary
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.models.adapters import check_published_base
 from indictune.models.learned_vocabulary import check_learned_vocabulary
@@ -69,10 +64,29 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_communication,
     check_saving,
     check_bad_steps,
-    check_pipeline,
-    check_context,
-    check_interfaces,
 )
+
+
+def check_launch(plan: AnyPlan) -> list[Problem]:
+    """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
+    axes, checks = plan.launch.axes, list[Check]()
+    if axes.pipeline > 1:
+        from indictune.distributed.pipeline.layout import check_pipeline
+
+        checks.append(check_pipeline)
+    if axes.context > 1:
+        from indictune.distributed.context import check_context
+
+        checks.append(check_context)
+    if axes.tensor > 1:
+        from indictune.distributed.tensor import check_split
+
+        checks.append(check_split)
+    if plan.launch.world_size > 1:
+        from indictune.distributed.machine_failures import check_interfaces
+
+        checks.append(check_interfaces)
+    return [each for check in checks for each in check(plan)]
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:
@@ -80,24 +94,25 @@ def check_model(plan: AnyPlan) -> list[Problem]:
     config = plan.model_config
     assert config is not None
     return [
-        *check_learned_vocabulary(plan.model),
+        *(check_learned_vocabulary(plan.model) if plan.model.vocabulary_from_train is not None else []),
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
-        *check_split(plan),
-        *(check_snapshots(plan) if plan.launch.is_known else []),
-        *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
+        *(check_snapshots(plan) if plan.launch.is_known and plan.training.snapshot_steps else []),
+        *(problems_of(check_published_base, plan.model, True) if plan.training.push_to_hub else []),
     ]
 
 
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
-    checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
+    checks = CHECKS + ((*OF_THE_LAUNCH, check_launch) if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
     found += [*check_long_texts(plan.data, task), *check_do_predict(plan)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
-    if choice is not None:
+    if choice == "on":
+        from indictune.distributed.vocabulary_choice import check_active_vocabulary
+
         found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim))
     return list(dict.fromkeys(found))
 
@@ -114,8 +129,7 @@ def check_do_predict(plan: AnyPlan) -> list[Problem]:
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
-    of_the_launch = (check_processes, check_pipeline, check_context, check_split, check_interfaces)
-    checks += of_the_launch if plan.launch.is_known else ()
+    checks += (check_processes, check_launch) if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 

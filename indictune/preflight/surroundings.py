@@ -10,15 +10,10 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from indictune.checkpoint import compatibility
 from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choose_resume_point
-from indictune.checkpoint.snapshots import FLAG, MEMORY, folder_of
 from indictune.config.plan import AnyPlan
 from indictune.distributed import process_group
-from indictune.distributed.host_memory import free_and_capacity
-from indictune.distributed.planning.written_bytes import checkpoint_of_node
 from indictune.errors import Problem, UserError, problem, problems_of
 from indictune.files import AUTO
-from indictune.hub.push import name_of, problems_of_name
-from indictune.models.config_shapes import meta_model
 
 RESUME_FLAG = "--resume_from_checkpoint"
 
@@ -64,6 +59,10 @@ def check_snapshots(plan: AnyPlan) -> list[Problem]:
     training, launch = plan.training, plan.launch
     if not training.snapshot_steps:
         return []
+    from indictune.checkpoint.snapshots import FLAG, MEMORY
+    from indictune.distributed.planning.written_bytes import checkpoint_of_node
+    from indictune.models.config_shapes import meta_model
+
     found = []
     if training.async_save:
         found.append(problem("no-effect", "--async_save", "true", other=f"{FLAG} {training.snapshot_steps}"))
@@ -79,6 +78,9 @@ def check_snapshots(plan: AnyPlan) -> list[Problem]:
 
 def _free_bytes(plan: AnyPlan) -> int:
     """What a run may use of the folder in memory: what is free, and what its own snapshots of before take."""
+    from indictune.checkpoint.snapshots import MEMORY, folder_of
+    from indictune.distributed.host_memory import free_and_capacity
+
     if not MEMORY.is_dir():
         return 0
     free, _ = free_and_capacity()
@@ -112,6 +114,8 @@ def check_hub(plan: AnyPlan) -> list[Problem]:
     training, found = plan.training, []
     if not training.push_to_hub:
         return []
+    from indictune.hub.push import name_of, problems_of_name
+
     if get_token() is None:
         found.append(problem("hub-token-missing", "--push_to_hub"))
     name = name_of(training.hub_model_id, plan.output_dir)

@@ -14,16 +14,17 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
-from indictune.data.chat.messages import Message
-from indictune.data.health import Health
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
-from indictune.evaluation.breakdown import RowFacts
 from indictune.models.load import Model
 from indictune.tasks.objective import Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from indictune.data.chat.messages import Message
+    from indictune.data.health import Health
+    from indictune.evaluation.breakdown import RowFacts
 
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)

@@ -19,7 +19,6 @@ from transformers.trainer_utils import SaveStrategy
 
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
-from indictune.checkpoint.snapshots import Snapshots
 from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
@@ -28,7 +27,6 @@ from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.parallelism import Parallelism
-from indictune.hub.push import make_repository
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
@@ -37,7 +35,6 @@ from indictune.tasks.objective import Batch, Objective
 from indictune.training.bad_steps import BadSteps
 from indictune.training.callbacks.throughput import PipelineBubble, Throughput
 from indictune.training.callbacks.trainer_repairs import EpochShuffle, KeepRecords
-from indictune.training.evaluation import evaluate_rows
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 
 logger = logging.getLogger(__name__)
@@ -150,6 +147,8 @@ class ExactTrainer(TaskTrainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("There are no rows to evaluate on.")
+        from indictune.training.evaluation import evaluate_rows
+
         before = RandomStates()  # an evaluation draws one number when it begins
         try:
             if self.is_in_train and self.stop_request.agreed and self.args.save_strategy == SaveStrategy.BEST:
@@ -173,6 +172,8 @@ class ExactTrainer(TaskTrainer):
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
         """Make the repository by `make_repository`: the Trainer does so before a callback exists."""
+        from indictune.hub.push import make_repository
+
         make_repository(self, partial(super().init_hf_repo, *args, **settings))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -229,7 +230,11 @@ class ExactTrainer(TaskTrainer):
         digests = self.data_digest, self.validation_digest
         axes = shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
-        snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
+        snapshots = None
+        if self.args.snapshot_steps:
+            from indictune.checkpoint.snapshots import Snapshots
+
+            snapshots = Snapshots(self.args)
         state = self._train_state()
         self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
         # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.

@@ -9,8 +9,6 @@ from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
-from indictune.training.finish import finish, save_model
-from indictune.training.samples import write_samples
 from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train
 
 
@@ -32,6 +30,10 @@ def main(task: Task[Any, Any, Any], run: Run) -> None:
         model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, context_of(plan, run, tokens)
     )
     result = train(trainer, plan, run, point, tokens)
+
+    from indictune.training.finish import finish, save_model  # with verification, card, report and Hub
+    from indictune.training.samples import write_samples
+
     saved_files = save_model(trainer, run)
     write_samples(trainer, run, tokens.samples)
     finish(trainer, run, result, tokens, saved_files)

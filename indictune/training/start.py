@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from indictune.checkpoint import compatibility, resume, snapshots, store
+from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
@@ -23,36 +23,34 @@ from indictune.data.health import check_health
 from indictune.distributed import (
     collectives,
     node_disks,
-    node_meeting,
     process_group,
     sharding,
     strategy_file,
 )
-from indictune.distributed.agreement import Values
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
-from indictune.distributed.doctor.quick import check_ranks
+from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
-from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
+from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Task, Tokens
 from indictune.training import bad_steps
 from indictune.training.callbacks.register import watch
-from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
-from indictune.training.rank_consistency import check_alike, values_of_node, values_of_rows
-from indictune.training.task_trainer import RunContext
+from indictune.training.task_trainer import NothingLeft, RunContext
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from indictune.distributed.agreement import Values
 
 logger = logging.getLogger("indictune")
 
@@ -67,6 +65,10 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
 
     All ranks must call it.
     """
+    if is_one_node(plan.environ):
+        return []
+    from indictune.distributed import node_meeting
+    from indictune.training.rank_consistency import values_of_node
 
     def values() -> Values:
         in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
@@ -98,7 +100,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         found |= {"eval_strategy": "no", "load_best_model_at_end": False}
     plan = plan.derive(**found)
     if by_tokens:
-        Problems(check_communication(plan) + check_micro_batches(plan)).raise_any()
+        Problems(check_communication(plan) + check_launch(plan)).raise_any()
     return plan
 
 
@@ -110,8 +112,12 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
             is wrong, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
-    values = partial(values_of_rows, tokens)
-    Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+    if not is_one_node(plan.environ):
+        from indictune.distributed import node_meeting
+        from indictune.training.rank_consistency import values_of_rows
+
+        values = partial(values_of_rows, tokens)
+        Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if has_validation:
@@ -120,7 +126,10 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
         Problems(check_evaluations(plan, has_validation)).raise_any()
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     args = bring_up(plan, run)
-    run.warn(check_ranks(plan, args))
+    if args.world_size > 1:
+        from indictune.distributed.doctor.quick import check_ranks
+
+        run.warn(check_ranks(plan, args))
     point = _resume_point(plan, args, run)
     if point.checkpoint is not None:
         logger.info("Resuming from %s", point.checkpoint)
@@ -237,6 +246,8 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     end_if_finished(output_dir, asked)
     disks_group = node_disks.group_of_disks(args)
     if args.snapshot_steps:
+        from indictune.checkpoint import snapshots
+
         snapshots.bring_to_disk(args, asked == AUTO, disks_group)
     reader = AllRanksReader(args, trusts, disks_group)
     point = choose_resume_point(output_dir, asked, reader)
@@ -279,8 +290,13 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
         UserError: the checkpoint, or another rank, has other rows.
     """
     watch(trainer, plan, run, point)
-    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+    if trainer.args.world_size > 1:
+        from indictune.training.rank_consistency import check_alike
+
+        check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
+        from indictune.training.callbacks.restore_progress import check_rows
+
         check_rows(trainer, point.checkpoint)
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)

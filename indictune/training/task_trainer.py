@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,13 +30,19 @@ from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
 from indictune.distributed import node_disks, sharding
 from indictune.distributed.parallelism import Parallelism
-from indictune.evaluation.breakdown import Breakdown
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.tasks.protocol import Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
+
+if TYPE_CHECKING:
+    from indictune.evaluation.breakdown import Breakdown
+
+
+class NothingLeft(Exception):  # noqa: N818, nothing is wrong
+    """The checkpoint is the end of the training. The Trainer (5.23) would do another step."""
 
 
 @dataclass(frozen=True)

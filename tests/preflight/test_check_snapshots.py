@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig
 
+from indictune.checkpoint import snapshots
 from indictune.config.plan import Launch
+from indictune.distributed import host_memory
 from indictune.models.config_shapes import count_parameters
 from indictune.preflight import surroundings
 from tests.plans import codes_of, plan_of
@@ -34,9 +36,9 @@ def test_a_node_without_room_is_refused(
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
     needed = held * of_parameter * count_parameters(plan.model, CONFIG, plan.head).total
     for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
-        monkeypatch.setattr(surroundings, "free_and_capacity", lambda free=free: (free, free))
+        monkeypatch.setattr(host_memory, "free_and_capacity", lambda free=free: (free, free))
         assert codes_of(surroundings.check_snapshots, plan) == found
-    monkeypatch.setattr(surroundings, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(snapshots, "MEMORY", tmp_path / "none")
     assert codes_of(surroundings.check_snapshots, plan) == [("no-room-for-snapshots", "--snapshot_steps")]
     assert surroundings.check_snapshots(replace(plan, training=plan_of().training)) == []
 

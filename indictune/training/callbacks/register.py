@@ -18,13 +18,8 @@ from transformers import (
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.config.task_names import PARITY_TRACE
-from indictune.hub.push import destination_of
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.training.callbacks.parity_trace import ParityTrace
-from indictune.training.callbacks.profile_steps import ProfileSteps
-from indictune.training.callbacks.push_saves import PushSaves
-from indictune.training.callbacks.restore_progress import RestoreProgress
 from indictune.training.callbacks.step_flags import CheckDivergence, StepFlags
 from indictune.training.callbacks.throughput import TrainLog
 from indictune.training.exact_trainer import ExactTrainer
@@ -55,7 +50,7 @@ class ReportProgress(TrainerCallback):
 
 
 def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) -> None:
-    """Add the callbacks that the run asks for."""
+    """Add the callbacks that the run asks for. Code of the others is not imported."""
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
     trainer.add_callback(StepFlags(trainer))
     if every := trainer.args.divergence_check_steps:
@@ -69,10 +64,19 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
     trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
     if trainer.args.push_to_hub and trainer.args.hub_strategy == "every_save":
+        from indictune.hub.push import destination_of
+        from indictune.training.callbacks.push_saves import PushSaves
+
         trainer.add_callback(PushSaves(plan.output_dir, destination_of(plan.output_dir, trainer.args)))
     if point.checkpoint is not None:
+        from indictune.training.callbacks.restore_progress import RestoreProgress
+
         trainer.add_callback(RestoreProgress(trainer, point))
     if trace := os.environ.get(PARITY_TRACE):
+        from indictune.training.callbacks.parity_trace import ParityTrace
+
         trainer.add_callback(ParityTrace(trainer, Path(trace)))
     if trainer.args.profile_steps:
+        from indictune.training.callbacks.profile_steps import ProfileSteps
+
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))
