@@ -33,8 +33,8 @@ from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.objective import Batch, Objective
 from indictune.training.bad_steps import BadSteps
+from indictune.training.callbacks.step_flags import EpochShuffle, KeepRecords
 from indictune.training.callbacks.throughput import PipelineBubble, Throughput
-from indictune.training.callbacks.trainer_repairs import EpochShuffle, KeepRecords
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 
 logger = logging.getLogger(__name__)
