@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
-from datasets import Dataset
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_torch_tf32_available
 
@@ -18,6 +18,9 @@ from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import whole_models
 from indictune.errors import UserError
 from indictune.models.config_shapes import KINDS, MetaModel, ParameterCounts, meta_model
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SMALL_MODEL = 30_000_000  # multiplied parameters that a CPU trains at ease: a judgement
 
