@@ -247,6 +247,7 @@ def _main() -> None:
         os.dup2(2, 1)  # what an import prints is no answer
         for script in ("train_sentiment.py", "train_llama.py"):
             runpy.run_path(f"scripts/{script}", run_name="imported")
+        del sys.modules["indictune.training.run_task"]  # each run imports it, with the functions that a test replaces
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1)
         )  # `before_imports` is for a script
