@@ -32,8 +32,8 @@ from indictune.distributed import collectives, cpu_fallback
 from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
 from indictune.tasks.text_objectives import SingleLabel
-from indictune.training.bad_steps import BadSteps
 from indictune.training.exact_trainer import IndicTrainer
+from indictune.training.task_trainer import RunContext
 
 RANKS = world_size_of(os.environ)
 Seconds = tuple[float, float]  # by the clock, and of this process's cores, which other programs hardly change
@@ -65,8 +65,9 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     )
     tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-bert"))
     model = BertForSequenceClassification(config)
-    trainer = IndicTrainer(model, args, rows, None, tokenizer, SingleLabel(config, tokenizer), launch=launch)
-    trainer.bad_steps = BadSteps(trainer.batches, str, None, launch.strategy)
+    trainer = IndicTrainer(
+        model, args, rows, None, tokenizer, SingleLabel(config, tokenizer), context=RunContext(launch)
+    )
     trainer.train()
     return trainer
 

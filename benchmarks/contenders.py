@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -176,9 +176,8 @@ def order_of(batches: TrainingBatches, steps: int) -> list[int]:
 
 
 def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
-    """Run scripts/train_sentiment.py with a contender's settings; `callback` as in `run_script`."""
-    from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-    from scripts import train_sentiment
+    """Run scripts/train_sentiment.py with a contender's settings; `callback` as in `run_task`."""
+    from indictune.tasks.classification import Classification
 
     settings = {
         "model_name_or_path": job.model,
@@ -195,35 +194,31 @@ def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any],
         "output_dir": job.folder / contender.title,
         **contender.settings,
     }
-    run_script(train_sentiment, (ModelArguments, DataArguments, SentimentTrainingArguments), settings, callback)
+    run_task(Classification(), settings, callback)
 
 
-def run_script(
-    script: ModuleType,
-    arguments: tuple[type, ...],
-    settings: dict[str, Any],
-    callback: Callable[[Any, Any], TrainerCallback],
-) -> None:
-    """Run one of our scripts with an additional callback.
+def run_task(task: Any, settings: dict[str, Any], callback: Callable[[Any, Any], TrainerCallback]) -> None:
+    """Run a task as its script does, with an additional callback.
 
     Args:
-        script: its module.
-        arguments: the dataclasses that it parses.
+        task: of the run.
         settings: flags and values.
         callback: makes the callback from the trainer and its throughput.
     """
+    import indictune.before_imports  # noqa: F401, this import defers signals
     from indictune.config.recipe import read_recipe
     from indictune.supervise.execute import execute
+    from indictune.training import run_task
 
-    train = vars(script)["train"]
+    train = run_task.train
 
     def add_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(callback(trainer, trainer.throughput))
         return train(trainer, *args)
 
-    setattr(script, "train", add_and_train)  # noqa: B010
+    setattr(run_task, "train", add_and_train)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    execute(script.main, read_recipe(flags, arguments))
+    execute(partial(run_task.main, task), read_recipe(flags, task.arguments()))
 
 
 class CountingTrainer(Trainer):

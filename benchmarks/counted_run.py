@@ -1,4 +1,4 @@
-"""Run scripts/train_$TASK.py on one rank, and count the bytes that it sends in each step, and those that it keeps.
+"""Run task $TASK (`sentiment` or `llama`) on one rank, and count the bytes that each step sends, and those it keeps.
 
 `benchmarks/communication.py`, `benchmarks/axes.py` and `benchmarks/plan.py` start it. It writes
 `$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings, and `$PEAK` measures the peak of memory.
@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+import indictune.before_imports  # noqa: F401, as the script does
 from indictune.config.recipe import read_recipe
 from indictune.distributed.parallelism import Parallelism
 from indictune.distributed.sharding import full_shapes
@@ -29,6 +30,8 @@ from indictune.planning.rank_weights import layer_widths
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.protocol import Task
+from indictune.training import run_task
 
 
 class Peak:
@@ -122,11 +125,9 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Run the script with the callback `CountBytes`."""
-    task = os.environ.get("TASK", "sentiment")
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # a forked test looks in this file's folder only
-    script = importlib.import_module(f"scripts.train_{task}")
-    train = vars(script)["run_training"]
+    """Run the task with the callback `CountBytes`."""
+    task: Task[Any, Any, Any] = Chat() if os.environ.get("TASK") == "llama" else Classification()
+    train = run_task.train
 
     def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())
@@ -134,9 +135,8 @@ def main() -> int:
 
     if os.environ.get("AS_TRAINER"):
         setattr(Parallelism, "set_up", lambda *_: None)  # noqa: B010
-    setattr(script, "run_training", count_and_train)  # noqa: B010
-    arguments = Chat.arguments() if task == "llama" else Classification.arguments()
-    return execute(vars(script)["main"], read_recipe(sys.argv[1:], arguments))
+    setattr(run_task, "train", count_and_train)  # noqa: B010
+    return execute(partial(run_task.main, task), read_recipe(sys.argv[1:], task.arguments()))
 
 
 if __name__ == "__main__":

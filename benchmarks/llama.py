@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
-from benchmarks.contenders import Contender, Job, Laps, count_positions, order_of, run_script, write_to_log
+from benchmarks.contenders import Contender, Job, Laps, count_positions, order_of, run_task, write_to_log
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
 from benchmarks.runner import Measured, measure_each
 from benchmarks.timed_parts import Note, Plan, show
@@ -172,12 +172,11 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
 
 
 def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
-    """Run scripts/train_llama.py with a contender's settings; `callback` as in `run_script`."""
-    from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-    from scripts import train_llama
+    """Run scripts/train_llama.py with a contender's settings; `callback` as in `run_task`."""
+    from indictune.tasks import chat
 
     if contender.title.endswith(PADDED):  # no flag puts the padding back
-        setattr(train_llama, "pads_causal", lambda *_: True)  # noqa: B010
+        setattr(chat, "pads_causal", lambda *_: True)  # noqa: B010
     settings = {
         "model_name_or_path": job.model,
         "train_file": job.train_file,
@@ -190,7 +189,7 @@ def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], Tra
         "disable_tqdm": "true",
         **contender.settings,
     }
-    run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, callback)
+    run_task(chat.Chat(), settings, callback)
 
 
 def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None:

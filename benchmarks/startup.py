@@ -1,15 +1,16 @@
 """Seconds until something happens: imports, help, a plan, a second `prepare`, and a second run's first step.
 
-    python -m benchmarks.startup [CHECKOUT]
+    python -m benchmarks.startup [CHECKOUT] [--laps 3] [--rows 100000]
 
 Each command runs in fresh processes, in turns; the table has medians of the whole process. The second `prepare` and
-the run find 100,000 prepared rows; the run counts from its start to the end of its first optimizer step. The plans are
-of 70 billion parameters on 32 GPUs. CHECKOUT is an earlier version of the repository, in which help, a typing error
-and the run are timed too.
+the run find prepared rows; the run counts from its start to the end of its first optimizer step, and so does a bare
+`Trainer` with the same model and prepared rows (`benchmarks/bare_trainer.py`). The plans are of 70 billion parameters
+on 32 GPUs. CHECKOUT is an earlier version of the repository, in which help, a typing error and the run are timed too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -20,15 +21,16 @@ import time
 from pathlib import Path
 
 from benchmarks.axes_jobs import LARGE
+from benchmarks.bare_trainer import BATCH_SIZE
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
 from indictune.cli import EXIT_REFUSED
 from indictune.console_text import table
+from indictune.models.builtin import resolve
 
-LAPS = 3
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = 100_000
 RUN = "a second run, to its first step"
+BARE = "a bare Trainer, to its first step"
 
 COMMANDS = {
     "python": ["-c", "pass"],
@@ -51,41 +53,65 @@ OF_70B = (
     *("--gpus", "32", "--nodes", "4", "--gpu", "h100"),
 )
 NOT_BEFORE = ("--validation_split", "0")  # an earlier version holds no rows out
-ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
+SAME_BATCH = ("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE))
+ONE_STEP = (
+    *SAME_BATCH,
+    "--max_steps",
+    "1",
+    "--eval_strategy",
+    "no",
+    "--save_strategy",
+    "no",
+    "--load_best_model_at_end",
+    "false",
+)
 
 
-def seconds_of(command: list[str], checkout: Path = ROOT) -> float:
-    """Run a Python process in a checkout; return its seconds, or raise a `RuntimeError` if it fails."""
+def output_of(command: list[str], checkout: Path = ROOT) -> str:
+    """Run a Python process in a checkout; return its output, or raise a `RuntimeError` if it fails."""
     environ = {**os.environ, "PYTHONPATH": str(checkout)}
-    since = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *command], cwd=checkout, env=environ, capture_output=True, text=True, check=False
     )
     if done.returncode not in (0, EXIT_REFUSED):
         raise RuntimeError(f"{command} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def seconds_of(command: list[str], checkout: Path = ROOT) -> float:
+    """Seconds of a whole Python process in a checkout."""
+    since = time.perf_counter()
+    output_of(command, checkout)
     return time.perf_counter() - since
 
 
 def main() -> None:
     """Measure, print the tables and write the result file."""
-    earlier = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("earlier", nargs="*", metavar="CHECKOUT")
+    parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=100_000)
+    asked = parser.parse_args()
+    earlier = asked.earlier
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     with tempfile.TemporaryDirectory() as work:
         os.environ["INDICTUNE_CACHE"] = str(Path(work) / "cache")
-        write_rows(rows := Path(work) / "rows.csv", ROWS)
+        write_rows(rows := Path(work) / "rows.csv", asked.rows)
         job = [*JOB, "--train_file", str(rows)]
         prepare, run = ["-m", "indictune", "prepare", *job], ["scripts/train_sentiment.py", *job, *ONE_STEP]
         checkouts = [ROOT, *(Path(each).resolve() for each in earlier)]
         for each in checkouts:
             seconds_of([*prepare, *(NOT_BEFORE if each == ROOT else ())], each)
+        bare = ["-m", "benchmarks.bare_trainer", resolve(JOB[1]), str(rows), f"{work}/bare"]
+        output_of(bare)
         LARGE.save_pretrained(work)
         plan = ["-m", "indictune", "plan", "--model", f"{work}/config.json", *OF_70B]
         again = {"indictune prepare, again": [*prepare, *NOT_BEFORE]}
         plans = {"indictune plan, 70B": [*plan, "--method", "full"], "indictune plan, 70B, all methods": plan}
         commands = {**COMMANDS, **TYPED, **again, **plans}
-        seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN)}
+        seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN, BARE)}
         before: dict[str, list[float]] = {name: [] for name in (*TYPED, RUN)}
-        for lap in range(LAPS):
+        for lap in range(asked.laps):
             for name, command in TYPED.items() if earlier else ():
                 before[name].append(seconds_of(command, checkouts[1]))
             for name, command in commands.items():
@@ -96,11 +122,15 @@ def main() -> None:
                 seconds_of([*run, *own, "--output_dir", str(output_dir)], checkout)
                 metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
                 times[RUN].append(metrics["time_to_first_step_s"])
+            seconds[BARE].append(float(output_of(bare).splitlines()[0]))
     started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
     once = {name: round(statistics.median(laps), 3) for name, laps in before.items() if laps}
     body = [[name, f"{once[name]:.2f}" if name in once else "", f"{spent:.2f}"] for name, spent in started.items()]
     print(table(["command", "seconds before", "seconds"], body), end="\n\n")
-    results = {"environment": environment(), "laps": LAPS, "rows": ROWS, "seconds_of_commands": started}
+    ratio = round(started[RUN] / started[BARE], 3)
+    print(f"{RUN}: {ratio} times that of a bare Trainer")
+    results = {"environment": environment(), "laps": asked.laps, "rows": asked.rows, "seconds_of_commands": started}
+    results["run_to_bare_trainer"] = ratio
     results |= {"seconds_of_commands_before": once} if once else {}
     print(f"written to {write_results('startup', results)}")
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from indictune.config.flag_table import flags_of, help_of, scripts_with
-from indictune.config.read_words import early_problems, split_flags, unknown_name
+from indictune.config.read_words import early_problems, keep_command_line, unknown_name
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
 from indictune.console_text import printable
 from indictune.errors import UserError
@@ -44,10 +44,11 @@ def _answer_help_and_typos() -> None:
 
     Under a launcher, the run reports such names, to `status.json` too.
     """
-    flags = dict(split_flags(sys.argv[1:]))
     task = next((task for task, script in SCRIPTS.items() if Path(sys.argv[0]).name == script), None)
     if task is None:
         return
+    read = keep_command_line(sys.argv[1:])
+    flags = dict(read.flags)
     if "help" in flags:
         if os.environ.get("RANK", "0") == "0":
             print(help_of(task, f"usage: python {sys.argv[0]} --config RECIPE.yaml [flags]\n", flags["help"]), end="")
@@ -55,7 +56,7 @@ def _answer_help_and_typos() -> None:
     known = [*flags_of(task), "config"]
     flags.pop("", None)  # words that are no flags: the run says more
     problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
-    problems += early_problems(flags, [task])
+    problems += early_problems(read, [task])
     if problems and not _is_launched():
         from indictune.credentials import holds_token, without_tokens  # slow
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from indictune.commands import VERBS, TypedFlags, Verb
 from indictune.config.flag_table import flags_of, help_of
-from indictune.config.read_words import early_problems, read_flags, unknown_name
+from indictune.config.read_words import early_problems, read_command_line, read_flags, unknown_name
 from indictune.config.task_names import SCRIPTS, STATUS_FILE, WORDS
 from indictune.console_text import in_columns, printable
 from indictune.errors import Problem, Problems, UserError, problem
@@ -117,7 +117,7 @@ def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
         known += ["model"] if verb.name == "plan" else []
     problems = Problems(_unknown(verb, name, flags[name], known) for name in flags if name and name not in known)
     if verb.name in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
-        problems += early_problems(flags, tasks)
+        problems += early_problems(read_command_line(flags), tasks)
     problems.raise_any()
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from transformers import Trainer
 from transformers.utils.import_utils import is_in_notebook
@@ -51,6 +52,11 @@ class Run:
     def shows_bars(self) -> bool:
         """Whether the console can draw a progress bar. A file and a pipe get lines alone."""
         return self.console.isatty() or is_in_notebook()
+
+    @property
+    def console_values(self) -> dict[str, Any]:
+        """Training arguments that follow from the console."""
+        return {} if self.shows_bars else {"disable_tqdm": True}
 
     def lock_folder(self) -> None:
         """Keep other runs out of the folder. A supervised run does."""

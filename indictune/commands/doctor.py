@@ -99,7 +99,7 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
     in_files = Problems().attempt(flag_contents, plan) or {}
 
     def start() -> TrainingArguments:
-        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))[1]
+        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))
         return args
 
     return Subject(

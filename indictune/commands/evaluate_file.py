@@ -11,10 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
-
-from indictune.config.plan import Launch, unresolved
+from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, configuration_of
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import sharding
@@ -22,18 +19,16 @@ from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
 from indictune.models.classifier import recorded_reading
-from indictune.models.load import Model, check_max_length, check_vocabulary, load_tokenizer, positions_of
+from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.preflight.values import check_long_texts, check_samples
 from indictune.run import Run
 from indictune.tasks.all_tasks import task_of
-from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Task
-from indictune.training.chat_trainer import LlamaTrainer
-from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.finish import evaluate_file
-from indictune.training.start import bring_up
+from indictune.training.start import bring_up, make_trainer
+from indictune.training.task_trainer import RunContext
 
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
@@ -140,24 +135,13 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     assert config is not None
     assert tokenizer is not None
     run.warn(test.notes)
-    plan, args = bring_up(plan, run)
+    args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = _trainer(model, args, test.rows, tokenizer, objective, plan.launch)
+    context = RunContext(plan.launch, samples=test.samples)
+    rows = test.rows if objective.loss is None else None
+    trainer = make_trainer(model, args, rows, None, tokenizer, objective, padded=True, context=context)
     trainer.parallelism.prepare(trainer)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, test, asked.test_file)
-
-
-def _trainer(
-    model: Model,
-    args: Any,
-    dataset: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    objective: Objective,
-    launch: Launch,
-) -> ExactTrainer:
-    if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
-        return LlamaTrainer(model, args, dataset, None, tokenizer, launch=launch)
-    return IndicTrainer(model, args, None, None, tokenizer, objective, launch=launch)

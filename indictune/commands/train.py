@@ -19,6 +19,7 @@ from indictune.config.read_words import read_flags, task_in, unknown_keys, unkno
 from indictune.config.strict_yaml import load_recipe
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
 from indictune.credentials import without_tokens
+from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
 from indictune.planning.host_memory import killed_processes
@@ -190,9 +191,9 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
     if rows >= launcher.processes * at_once:
         return asked
     ranks = launcher.data_ranks()
-    if rows % ranks or rows >= ranks * at_once:
+    share = fitting_micro_batch(rows, at_once, ranks)
+    if share == at_once:
         return asked
-    share = rows // ranks
     note = f"{ranks} data-parallel ranks share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
     print(f"indictune: {note}", file=sys.stderr)
     return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})

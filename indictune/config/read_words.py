@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -61,6 +62,47 @@ def read_flags(given: Sequence[str] | Mapping[str, list[str]]) -> dict[str, list
     return flags
 
 
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line, split, and the recipe that its `--config` names.
+
+    Attributes:
+        flags: the words of each flag.
+        path: of the recipe; None without one.
+        content: of the recipe; empty where it cannot be read.
+        problem: why it cannot.
+    """
+
+    flags: dict[str, list[str]]
+    path: Path | None = None
+    content: Mapping[str, Any] = field(default_factory=dict)
+    problem: UserError | None = None
+
+
+_KEPT: dict[tuple[str, ...], CommandLine] = {}
+
+
+def read_command_line(argv: Sequence[str] | Mapping[str, list[str]]) -> CommandLine:
+    """Split a command line and read its recipe, or take what `keep_command_line` has read. That is taken once."""
+    kept = None if isinstance(argv, Mapping) else _KEPT.pop(tuple(argv), None)
+    if kept is not None:
+        return kept
+    flags = read_flags(argv)
+    if "config" not in flags:
+        return CommandLine(flags)
+    path = Path(" ".join(flags["config"]) or "(no file named)")
+    try:
+        return CommandLine(flags, path, load_recipe(path))
+    except UserError as error:
+        return CommandLine(flags, path, problem=error)
+
+
+def keep_command_line(argv: Sequence[str]) -> CommandLine:
+    """Read a command line before the slow imports. The next `read_command_line` of these words gets the same."""
+    read = _KEPT[tuple(argv)] = read_command_line(argv)
+    return read
+
+
 def to_words(value: Any) -> list[str]:
     """The value of a recipe's key as words of a command line, so that both are converted alike."""
     if isinstance(value, list | tuple):
@@ -110,24 +152,21 @@ def unknown_keys(path: Path, content: Mapping[str, Any], task: str) -> list[Prob
     return [unknown_name(name, f"{path}: ", flags_of(task), scripts_with(name)) for name in unknown]
 
 
-def early_problems(flags: Mapping[str, Sequence[str]], tasks: Sequence[str]) -> list[Problem]:
-    """The problems of the keys of the recipe that `--config` names, before a run imports its libraries.
+def early_problems(read: CommandLine, tasks: Sequence[str]) -> list[Problem]:
+    """The problems of a recipe's keys, before a run imports its libraries.
 
     A file that cannot be read, or is of another task, is left to the run, which has more to say.
 
     Args:
-        flags: of the command line, with their words.
+        read: the command line.
         tasks: that the program may run.
     """
-    path = Path(" ".join(flags.get("config", ())))
-    try:
-        content = load_recipe(path) if "config" in flags else {}
-    except UserError:
+    if read.path is None:
         return []
-    named = task_in(content)
+    named = task_in(read.content)
     if named in SCRIPTS:
         tasks = [task for task in tasks if task == named]
-    found = [unknown_keys(path, content, task) for task in tasks]
+    found = [unknown_keys(read.path, read.content, task) for task in tasks]
     return min(found, key=len, default=[])
 
 

@@ -14,8 +14,7 @@ from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
 from indictune.config.flag_table import scripts_with
-from indictune.config.read_words import DECIDED, read_flags, to_words, unknown_name, with_flag
-from indictune.config.strict_yaml import load_recipe
+from indictune.config.read_words import DECIDED, read_command_line, to_words, unknown_name, with_flag
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
@@ -119,18 +118,15 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
     """
     problems = Problems()
     parser = _FlagParser(argument_types)
-    flags = read_flags(argv)
+    read = read_command_line(argv)
+    flags, path, in_file = dict(read.flags), read.path, dict[str, list[str]]()
     if bare := flags.pop("", []):
         shown = "(a token)" if any(map(holds_token, bare)) else " ".join(bare)
         problems.append(problem("bare-word", value=shown))
     _drop_tokens("--", flags, problems)
-    path = None
-    in_file: dict[str, list[str]] = {}
-    if "config" in flags:
-        named = " ".join(flags.pop("config")) or "(no file named)"
-        path = Path(named)
-        with problems.collecting():
-            in_file = _read_file(path)
+    if flags.pop("config", None) is not None:
+        problems.extend(read.problem.problems if read.problem is not None else ())
+        in_file = _words_by_key(read.content)
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -195,9 +191,8 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
             problems.append(problem("trust-in-file", f"{prefix}{name}", name=name))
 
 
-def _read_file(path: Path) -> dict[str, list[str]]:
+def _words_by_key(content: Mapping[str, Any]) -> dict[str, list[str]]:
     """The recipe's keys, with values as words of a command line, so that both are converted alike."""
-    content = load_recipe(path)
     return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 

@@ -4,28 +4,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from indictune.data.batching import smallest_accumulation
 from indictune.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from indictune.config.plan import AnyPlan
 
 _MAX_LISTED = 5
 
 
+def split_batch(
+    plan: AnyPlan,
+    lengths: torch.Tensor | None = None,
+    row_location: Callable[[int], str] = str,
+    padded: bool = True,
+) -> dict[str, int]:
+    """The training arguments that split each global batch, as far as they follow from the plan and its rows.
+
+    Without `--max_tokens_per_device`, the given micro-batch decides how many of them make a step. With it, the rows
+    decide both numbers, and nothing is known before they are.
+
+    Args:
+        plan: of a known launch.
+        lengths: tokens of each training row, int64 [rows]; None before the rows are read.
+        row_location: file and line of a training row.
+        padded: whether rows are padded to the longest of their micro-batch.
+
+    Raises:
+        UserError: the global batch does not divide, a row is too long, or other accumulation steps were given.
+    """
+    training, ranks = plan.training, plan.launch.data_size
+    rows, max_tokens = training.global_batch_size, training.max_tokens_per_device
+    if max_tokens is None:
+        steps = accumulation_steps(rows, training.per_device_train_batch_size, ranks)
+        return {"gradient_accumulation_steps": _as_given(plan, steps, "--global_batch_size")}
+    if lengths is None:
+        return {}
+    seed = training.seed if training.data_seed is None else training.data_seed
+    run_steps = steps_of_run(len(lengths), rows, training.max_steps, training.num_train_epochs)
+    steps = accumulation_for_tokens(
+        *(lengths, row_location, max_tokens, rows, ranks, seed, run_steps, padded), parts=plan.launch.axes.context
+    )
+    return {
+        "gradient_accumulation_steps": _as_given(plan, steps, "--max_tokens_per_device"),
+        "per_device_train_batch_size": math.ceil(rows / (ranks * steps)),
+    }
+
+
+def _as_given(plan: AnyPlan, steps: int, source: str) -> int:
+    """The accumulation steps that follow from a flag.
+
+    Raises:
+        UserError: other steps were given.
+    """
+    given = plan.recipe.values.get("gradient_accumulation_steps", steps)
+    if given != steps:
+        raise UserError("accumulation-is-derived", "--gradient_accumulation_steps", given, source=source, steps=steps)
+    return steps
+
+
+def micro_batches_of_step(global_batch_size: int, per_device_batch_size: int, ranks: int) -> int | None:
+    """Micro-batches of each data-parallel rank in one optimizer step; None if the global batch is no multiple."""
+    steps, rest = divmod(global_batch_size, ranks * per_device_batch_size)
+    return None if rest else steps
+
+
+def fitting_micro_batch(global_batch_size: int, per_device_batch_size: int, ranks: int) -> int:
+    """The rows of a micro-batch; all of a rank's share, where they are more than that."""
+    share, rest = divmod(global_batch_size, ranks)
+    return per_device_batch_size if rest else min(share, per_device_batch_size)
+
+
 def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world_size: int) -> int:
-    """Micro-batches of `per_device_batch_size` rows that each process runs for one optimizer step.
+    """As `micro_batches_of_step`.
 
     Raises:
         UserError: the global batch is no multiple of world size x per-device batch.
     """
-    rows_at_once = world_size * per_device_batch_size
-    if global_batch_size % rows_at_once:
+    steps = micro_batches_of_step(global_batch_size, per_device_batch_size, world_size)
+    if steps is None:
         sizes: dict[str, Any] = {"world_size": world_size, "per_device": per_device_batch_size}
-        details = sizes | {"rows_at_once": rows_at_once}
+        details = sizes | {"rows_at_once": world_size * per_device_batch_size}
         raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, **details)
-    return global_batch_size // rows_at_once
+    return steps
 
 
 def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
@@ -57,6 +121,8 @@ def accumulation_for_tokens(
     Raises:
         UserError: single rows are longer.
     """
+    from indictune.data.batching import smallest_accumulation  # imports torch
+
     too_long = (lengths > max_tokens * parts).nonzero().flatten().tolist()
     if too_long:
         rows = ", ".join(map(row_location, too_long[:_MAX_LISTED])) + (", ..." if len(too_long) > _MAX_LISTED else "")

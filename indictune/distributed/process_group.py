@@ -17,7 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_adam, cpu_fallback, strategy_file
+from indictune.distributed import cpu_fallback, strategy_file
+from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
@@ -112,7 +113,7 @@ def choose_world(
     if not limit(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
     sizes = ((size, _data_size(environ, size, deepspeed)) for size in range(started, 0, -1))
-    used = next((size for size, data in sizes if data and rows % (data * rows_at_once) == 0), started)
+    used = next((size for size, data in sizes if data and micro_batches_of_step(rows, rows_at_once, data)), started)
     first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
     here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
     environ.update(WORLD_SIZE=str(used), LOCAL_WORLD_SIZE=str(here))
@@ -209,6 +210,8 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     from_file = strategy_file.leave_to_plan(launch, environ)
     limit_waiting(timeout_s)
     if engine_of(launch.strategy).startswith("zero"):
+        from indictune.distributed import cpu_adam
+
         cpu_adam.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     join(environ, "gloo" if is_on_cpu else None, timeout_s)

@@ -21,14 +21,9 @@ from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.data.cache import write_through
 from indictune.data.rows import stored_batches
 from indictune.errors import UserError
-<<<<<<< ours
-from indictune.file_locks import lock_file
+from indictune.file_locks import lock_if_possible
 from indictune.prediction.labelled_rows import writer_of
 from indictune.progress import OWN_PROGRESS
-=======
-from indictune.file_locks import lock_if_possible
-from indictune.prediction.writers import writer_of
->>>>>>> theirs
 
 FLAG = "--output_file"
 _JOB = "job.json"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import get_token
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+from indictune.checkpoint import compatibility
+from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choose_resume_point
 from indictune.config.plan import AnyPlan, RunPlan
-from indictune.distributed.context import check_context
+from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -18,23 +24,10 @@ from indictune.distributed.strategy_limits import (
     check_saving,
     check_weights,
 )
-from indictune.distributed.tensor import check_split
-from indictune.distributed.vocabulary_choice import check_active_vocabulary
-from indictune.errors import Problem, Problems, problem, problems_of
+from indictune.errors import Problem, Problems, UserError, problem, problems_of
+from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
-from indictune.models.learned_vocabulary import check_learned_vocabulary
 from indictune.models.load import check_max_length, stored_quantisation
-from indictune.planning.machine_failures import check_interfaces
-from indictune.preflight.surroundings import (
-    check_hub,
-    check_launcher_settings,
-    check_loggers,
-    check_number_type,
-    check_processes,
-    check_resume,
-    check_snapshots,
-    resumed_checkpoint,
-)
 from indictune.preflight.values import (
     check_evaluations,
     check_fixed_values,
@@ -49,6 +42,125 @@ from indictune.tasks.protocol import Data, Rows, Task, Training
 logger = logging.getLogger(__name__)
 
 Check = Callable[[AnyPlan], list[Problem]]
+
+RESUME_FLAG = "--resume_from_checkpoint"
+
+
+def check_resume(plan: AnyPlan) -> list[Problem]:
+    """Refuse a checkpoint that does not exist, is not trusted, or does not fit the plan."""
+    return [*_check_restarts(plan), *problems_of(_check_checkpoint, plan)]
+
+
+def resumed_checkpoint(plan: AnyPlan) -> Path | None:
+    """The checkpoint that a plan without problems resumes from, as far as this node's disk shows it."""
+    return _at_a_glance(plan).checkpoint
+
+
+def _check_restarts(plan: AnyPlan) -> list[Problem]:
+    """Refuse a launcher that restarts a command with a named checkpoint. Without a name it resumes by itself."""
+    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.limit(plan.environ)
+    if not max_restarts or asked in (None, AUTO):
+        return []
+    return [problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts)]
+
+
+def _check_checkpoint(plan: AnyPlan) -> None:
+    point, trusts = _at_a_glance(plan), plan.model.trust_checkpoint
+    for each in filter(None, (point.checkpoint, point.best)):
+        check_trusted(each, plan.output_dir, trusts)
+    if point.checkpoint is not None and plan.launch.is_known:
+        compatibility.check_fits(point.checkpoint, plan.launch, plan.configuration, plan.model_values)
+
+
+def _at_a_glance(plan: AnyPlan) -> ResumePoint:
+    """The resume point, as far as this node's disk and the sizes of large files show it."""
+    try:
+        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, Reader(thorough=False))
+    except UserError:
+        if plan.launch.is_one_node:
+            raise
+        return ResumePoint()  # another node's disk may hold the checkpoint
+
+
+def check_snapshots(plan: AnyPlan) -> list[Problem]:
+    """Refuse `--snapshot_steps` beside `--async_save`, and without room for two snapshots of each node held here."""
+    training, launch = plan.training, plan.launch
+    if not training.snapshot_steps:
+        return []
+    from indictune.checkpoint.snapshots import FLAG, MEMORY
+    from indictune.models.config_shapes import meta_model
+    from indictune.planning.memory import checkpoint_of_node
+
+    found = []
+    if training.async_save:
+        found.append(problem("no-effect", "--async_save", "true", other=f"{FLAG} {training.snapshot_steps}"))
+    assert plan.model_config is not None
+    size = checkpoint_of_node(plan, meta_model(plan.model, plan.model_config, plan.head))
+    needed = 2 * size * (1 if launch.is_one_node else 2)
+    free = _free_bytes(plan)
+    if needed > free:
+        sizes = {"needed": f"{needed / 2**30:.1f}", "free": f"{free / 2**30:.1f}"}
+        found.append(problem("no-room-for-snapshots", FLAG, training.snapshot_steps, folder=MEMORY, **sizes))
+    return found
+
+
+def _free_bytes(plan: AnyPlan) -> int:
+    """What a run may use of the folder in memory: what is free, and what its own snapshots of before take."""
+    from indictune.checkpoint.snapshots import MEMORY, folder_of
+    from indictune.planning.host_memory import free_and_capacity
+
+    if not MEMORY.is_dir():
+        return 0
+    free, _ = free_and_capacity()
+    own = folder_of(plan.output_dir)
+    taken = sum(each.stat().st_size for each in own.rglob("*") if each.is_file()) if own is not None else 0
+    return min(shutil.disk_usage(MEMORY).free, free) + taken
+
+
+def check_processes(plan: AnyPlan) -> list[Problem]:
+    """Refuse several processes a GPU."""
+    processes = plan.launch.local_world_size
+    if not 0 < plan.gpus < processes:  # without a GPU, any number of processes runs on the CPU
+        return []
+    return [problem("more-processes-than-gpus", "--num_processes", processes, gpus=plan.gpus)]
+
+
+def check_number_type(plan: AnyPlan) -> list[Problem]:
+    """Refuse fp16 without a GPU: accelerate (1.15) would train in fp32 without a warning."""
+    return [problem("fp16-without-gpu", "--fp16", "true")] if plan.training.fp16 and not plan.gpus else []
+
+
+def check_launcher_settings(plan: AnyPlan) -> list[Problem]:
+    """Refuse fp8, which no flag can give: `recipe.yaml` would not record it."""
+    asked = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    instead = "--bf16 true or --fp16 true"
+    return [problem("launcher-sets", "--mixed_precision", asked, instead=instead)] if asked == "fp8" else []
+
+
+def check_hub(plan: AnyPlan) -> list[Problem]:
+    """Refuse to train towards a push that cannot succeed: no token, or no valid name of a repository."""
+    training, found = plan.training, []
+    if not training.push_to_hub:
+        return []
+    from indictune.hub.publish import problems_of_name, repository_name
+
+    if get_token() is None:
+        found.append(problem("hub-token-missing", "--push_to_hub"))
+    name = repository_name(training.hub_model_id, plan.output_dir)
+    flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
+    return found + problems_of_name(name, flag, value)
+
+
+def check_loggers(plan: AnyPlan) -> list[Problem]:
+    """Refuse a logger that transformers does not know or that is not installed."""
+    names = plan.training.report_to
+    if names in (["none"], ["all"]):
+        return []
+    available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    installed = ", ".join(available)
+    missing = [name for name in names if name not in available]
+    return [problem("logger-missing", "--report_to", name, installed=installed) for name in missing]
+
 
 CHECKS: tuple[Check, ...] = (
     check_fixed_values,
@@ -69,35 +181,60 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_communication,
     check_saving,
     check_bad_steps,
-    check_pipeline,
-    check_context,
-    check_interfaces,
 )
+
+
+def check_launch(plan: AnyPlan) -> list[Problem]:
+    """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
+    axes, checks = plan.launch.axes, list[Check]()
+    if axes.pipeline > 1:
+        from indictune.distributed.pipeline.layout import check_pipeline
+
+        checks.append(check_pipeline)
+    if axes.context > 1:
+        from indictune.distributed.context import check_context
+
+        checks.append(check_context)
+    if axes.tensor > 1:
+        from indictune.distributed.tensor import check_split
+
+        checks.append(check_split)
+    if plan.launch.world_size > 1:
+        from indictune.planning.machine_failures import check_interfaces
+
+        checks.append(check_interfaces)
+    return [each for check in checks for each in check(plan)]
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
     config = plan.model_config
     assert config is not None
+    found = list[Problem]()
+    if plan.model.vocabulary_from_train is not None:
+        from indictune.models.learned_vocabulary import check_learned_vocabulary
+
+        found += check_learned_vocabulary(plan.model)
     return [
-        *check_learned_vocabulary(plan.model),
+        *found,
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
-        *check_split(plan),
-        *(check_snapshots(plan) if plan.launch.is_known else []),
-        *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
+        *(check_snapshots(plan) if plan.launch.is_known and plan.training.snapshot_steps else []),
+        *(problems_of(check_published_base, plan.model, True) if plan.training.push_to_hub else []),
     ]
 
 
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
-    checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
+    checks = CHECKS + ((*OF_THE_LAUNCH, check_launch) if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
     found += [*check_long_texts(plan.data, task), *check_do_predict(plan)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
-    if choice is not None:
+    if choice == "on":
+        from indictune.distributed.vocabulary_choice import check_active_vocabulary
+
         found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim))
     return list(dict.fromkeys(found))
 
@@ -114,8 +251,7 @@ def check_do_predict(plan: AnyPlan) -> list[Problem]:
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
-    of_the_launch = (check_processes, check_pipeline, check_context, check_split, check_interfaces)
-    checks += of_the_launch if plan.launch.is_known else ()
+    checks += (check_processes, check_launch) if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 

@@ -11,7 +11,8 @@ from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.config.task_names import SCRIPTS
-from indictune.distributed import batch_size, devices
+from indictune.distributed import devices
+from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy_file import take_values
 from indictune.distributed.strategy_limits import default_optimizer
@@ -60,11 +61,9 @@ def make_plan(
     }
     if str(training.eval_strategy) == "steps" and not {"eval_steps", "logging_steps"} & given.keys():
         derived["eval_steps"] = DEFAULT_EVAL_STEPS
-    rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
-    if plan.launch.is_known and training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
+    if plan.launch.is_known and min(training.global_batch_size, training.per_device_train_batch_size) > 0:
         with problems.collecting():
-            steps = batch_size.accumulation_steps(rows, rows_at_once, plan.launch.data_size)
-            derived["gradient_accumulation_steps"] = checked_accumulation(plan, steps, "--global_batch_size")
+            derived |= split_batch(plan)
     return plan.derive(**derived), problems
 
 
@@ -118,18 +117,6 @@ def make_evaluation_plan(
     plan = take_values(plan)
     never: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     return plan.derive(**never), problems
-
-
-def checked_accumulation(plan: RunPlan[Any, Any], steps: int, flag: str) -> int:
-    """The accumulation steps that follow from a flag.
-
-    Raises:
-        UserError: other steps were given.
-    """
-    given = plan.recipe.values.get("gradient_accumulation_steps", steps)
-    if given != steps:
-        raise UserError("accumulation-is-derived", "--gradient_accumulation_steps", given, source=flag, steps=steps)
-    return steps
 
 
 def _built(recipe: Recipe, arguments: type[Arguments], problems: Problems) -> Arguments:

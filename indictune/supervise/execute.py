@@ -26,13 +26,10 @@ from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed import launch, node_meeting, process_group
+from indictune.distributed import launch, process_group
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
-from indictune.hub import publish
-from indictune.hub.upload import PushError
-from indictune.planning.machine_failures import explain_failure, why_gone
 from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
 from indictune.supervise import run_folder
@@ -99,7 +96,9 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         end = end._replace(message=without_tokens(end.message), trace=without_tokens(end.trace))
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
-        if end.state == "user_error":
+        if end.state == "user_error" and not launch.is_one_node(os.environ):
+            from indictune.distributed import node_meeting
+
             node_meeting.leave(os.environ, end.message)
         end = _cause(run, end)
         _tell(run, end)
@@ -147,7 +146,7 @@ def _outcome(
     except UserError as error:
         return End("user_error", error.message, problems=tuple(error.problems))
     except (NonFiniteLossError, DivergedError, SaveError) as error:
-        return End("failed", explain_failure(error, run.plan, run.killed_before, run.trainer) or str(error))
+        return End("failed", _explanation(run, error) or str(error))
     except NotBegun as error:
         return End("resumable", f"{error} {_AGAIN}")
     except Stopped as error:
@@ -156,7 +155,7 @@ def _outcome(
         stop_signals.kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
-        if message := explain_failure(error, run.plan, run.killed_before, run.trainer):
+        if message := _explanation(run, error):
             logging.getLogger().info("the run failed", exc_info=True)
             return End("failed", message)
         message = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None
@@ -167,11 +166,28 @@ def _outcome(
     return End("ok", "")
 
 
+def _explanation(run: SupervisedRun, error: BaseException) -> str | None:
+    """The cause of a failure, if it is a known one."""
+    from indictune.planning.machine_failures import explain_failure  # only a run that fails needs it
+
+    return explain_failure(error, run.plan, run.killed_before, run.trainer)
+
+
+def _why_gone(run: SupervisedRun) -> list[str]:
+    """Why a rank is gone, if the kernel says so."""
+    from indictune.planning.machine_failures import why_gone
+
+    return why_gone(run.plan, run.killed_before)
+
+
 def _end_of_finished(run: SupervisedRun, message: str) -> End:
     """Report that the run is finished, and push it if an earlier push failed."""
     if run.rank == 0:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
+            from indictune.hub import publish
+            from indictune.hub.upload import PushError
+
             try:
                 publish.publish_run(run.output_dir, args)
             except PushError as error:
@@ -196,7 +212,7 @@ def _cause(run: SupervisedRun, end: End) -> End:
         return End(cast(run_folder.State, reported["state"]), reported["message"])
     if lost:
         errors = [each.message for each in (other or end,) if each.state == "failed"]
-        return End("failed", "; ".join([*lost.values(), *errors, *why_gone(run.plan, run.killed_before)]))
+        return End("failed", "; ".join([*lost.values(), *errors, *_why_gone(run)]))
     all_failed_alike = first is not None and first[1:] == end[:2]
     if other is None or all_failed_alike or other.state == end.state == "resumable":
         return end
@@ -210,7 +226,7 @@ def _end_process(run: SupervisedRun, message: str, state: run_folder.State = "fa
     """
     try:
         if run.ranks.gone():
-            message = "; ".join([message, *why_gone(run.plan, run.killed_before)])
+            message = "; ".join([message, *_why_gone(run)])
         if not run.reported():
             _tell(run, End(state, message))
         if state == "failed":

@@ -34,7 +34,6 @@ from indictune.models.classifier import (
     recorded_reading,
 )
 from indictune.models.config_shapes import check_shapes
-from indictune.models.learned_vocabulary import with_vocabulary
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
@@ -125,7 +124,11 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
-                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
+                model, tokenizer = plan.model, inputs.tokenizer
+                if model.vocabulary_from_train is not None:
+                    from indictune.models.learned_vocabulary import with_vocabulary
+
+                    model, tokenizer = with_vocabulary(model, tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train.texts, train.table["language"], tokenizer, plan)
                 splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan)])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)

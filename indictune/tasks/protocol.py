@@ -14,16 +14,17 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.plan import RowArguments, RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.data.chat.messages import Message
-from indictune.data.health.row_health import RowHealth
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
-from indictune.evaluation.breakdown import RowFacts
 from indictune.models.load import Model
 from indictune.tasks.objective import Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from indictune.data.chat.messages import Message
+    from indictune.data.health.row_health import RowHealth
+    from indictune.evaluation.breakdown import RowFacts
 
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)

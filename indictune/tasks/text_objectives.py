@@ -19,8 +19,6 @@ from indictune.evaluation.score_names import WORST, label_block, without_markup
 from indictune.evaluation.sum_scores import numbers
 from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import Model
-from indictune.models.serving_tokenizer import serve_as_trained
-from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective, row_facts
@@ -62,9 +60,13 @@ class TextObjective(Objective):
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
+            from indictune.models.serving_tokenizer import serve_as_trained
+
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
+        from indictune.models.trained import load_trained
+
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
 
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.config.plan import SINGLE, Launch
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.task_trainer import RunContext
 
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
@@ -30,7 +30,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         eval_dataset: likewise, with `language` and never packed; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded; packs never are.
-        launch: of the run.
+        context: the trainer's run.
     """
 
     args: LlamaTrainingArguments
@@ -43,18 +43,19 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         padded: bool = True,
-        launch: Launch = SINGLE,
+        context: RunContext | None = None,
     ) -> None:
+        context = context or RunContext()
         padded = padded and "seq_lengths" not in train_dataset.column_names
         self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
-        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, launch, data_collator=collator)
+        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, context, data_collator=collator)
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
-        self._tp_size = launch.axes.tensor  # TRL counts a group's tokens once
+        self._tp_size = context.launch.axes.tensor  # TRL counts a group's tokens once
         if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
             of_text.router_aux_loss_coef = balances
         if not padded:

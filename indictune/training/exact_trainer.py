@@ -19,27 +19,23 @@ from transformers.trainer_utils import SaveStrategy
 
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
-from indictune.checkpoint.snapshots import Snapshots
 from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import SINGLE, Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.parallelism import Parallelism
-from indictune.hub.publish import make_repository
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
-from indictune.stop_signals import Stopped, StopRequest
+from indictune.stop_signals import Stopped
 from indictune.tasks.objective import Batch, Objective
-from indictune.training.bad_steps import NonFinite
+from indictune.training.bad_steps import BadSteps
+from indictune.training.callbacks.step_flags import EpochShuffle, KeepRecords
 from indictune.training.callbacks.throughput import PipelineBubble, Throughput
-from indictune.training.callbacks.trainer_repairs import EpochShuffle, KeepRecords
-from indictune.training.evaluation import evaluate_rows
-from indictune.training.task_trainer import TaskTrainer, drop_if_bad, write_model
+from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +50,7 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
-        launch: of the run.
+        context: the trainer's run.
         settings: of the Trainer.
     """
 
@@ -66,12 +62,13 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         padded: bool,
-        launch: Launch,
+        context: RunContext,
         **settings: Any,
     ) -> None:
-        self.parallelism = Parallelism(model, launch, args)
-        self.padded, self.launch = padded, launch
+        launch = context.launch
+        self.parallelism, self.padded = Parallelism(model, launch, args), padded
         super().__init__(
+            context,
             model=model,
             args=args,
             train_dataset=train_dataset,
@@ -81,8 +78,6 @@ class ExactTrainer(TaskTrainer):
         )
         self.parallelism.set_up(self)
         devices.put_back(args)
-        self.nonfinite, self.stop_request = NonFinite(), StopRequest()
-        self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self.add_callback(KeepRecords(self))
         if self.parallelism.pipeline is not None:
             self.add_callback(PipelineBubble(self.parallelism.pipeline))
@@ -96,6 +91,7 @@ class ExactTrainer(TaskTrainer):
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
             )
+            self.bad_steps = BadSteps(self.batches, context.row_location, context.bad_steps_path, launch.strategy)
             self.throughput = Throughput(self.batches)
             self.add_callback(EpochShuffle(self.batches))
             self.add_callback(self.throughput)
@@ -151,6 +147,8 @@ class ExactTrainer(TaskTrainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("There are no rows to evaluate on.")
+        from indictune.training.evaluation import evaluate_rows
+
         before = RandomStates()  # an evaluation draws one number when it begins
         try:
             if self.is_in_train and self.stop_request.agreed and self.args.save_strategy == SaveStrategy.BEST:
@@ -174,6 +172,8 @@ class ExactTrainer(TaskTrainer):
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
         """Make the repository by `make_repository`: the Trainer does so before a callback exists."""
+        from indictune.hub.publish import make_repository
+
         make_repository(self, partial(super().init_hf_repo, *args, **settings))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -230,7 +230,11 @@ class ExactTrainer(TaskTrainer):
         digests = self.data_digest, self.validation_digest
         axes = shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
-        snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
+        snapshots = None
+        if self.args.snapshot_steps:
+            from indictune.checkpoint.snapshots import Snapshots
+
+            snapshots = Snapshots(self.args)
         state = self._train_state()
         self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
         # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
@@ -292,9 +296,10 @@ class IndicTrainer(ExactTrainer):
         tokenizer: PreTrainedTokenizerBase,
         objective: Objective,
         padded: bool = True,
-        launch: Launch = SINGLE,
+        context: RunContext | None = None,
     ) -> None:
         self.objective = objective
+        context = context or RunContext()
         loss = objective.loss
 
         def recorded_loss(*args: Any, **settings: Any) -> Any:
@@ -302,7 +307,7 @@ class IndicTrainer(ExactTrainer):
             return None if loss is None else loss(*args, **settings)
 
         super().__init__(
-            model, args, train_dataset, eval_dataset, tokenizer, padded, launch, compute_loss_func=recorded_loss
+            model, args, train_dataset, eval_dataset, tokenizer, padded, context, compute_loss_func=recorded_loss
         )
         if not padded:
             classify_unpadded(model)

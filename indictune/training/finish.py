@@ -203,7 +203,6 @@ def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: 
     """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
     findings = Findings(run)
     if test.samples is not None:
-        trainer.samples = test.samples
         prepared_model(trainer)
         write_samples(trainer, run, test.samples)
     with findings.writing():

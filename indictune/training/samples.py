@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate.utils import broadcast
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
-from indictune.evaluation.breakdown import Breakdown, break_down
 from indictune.evaluation.intervals import RESAMPLES
-from indictune.evaluation.sum_scores import written_answers
 from indictune.files import SAMPLES, write_whole
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
+
+if TYPE_CHECKING:
+    from indictune.evaluation.breakdown import Breakdown
 
 
 def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
@@ -55,6 +56,9 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
 
 def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RESAMPLES) -> Breakdown:
     """The scores of written answers, for whom they are; `draws` as of `break_down`."""
+    from indictune.evaluation.breakdown import break_down
+    from indictune.evaluation.sum_scores import written_answers
+
     references = [messages[-1]["content"] for messages in samples.chats]
     return break_down("written_answers", samples.facts(), written_answers(answers, references), draws=draws)
 

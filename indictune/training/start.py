@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from indictune.checkpoint import compatibility, resume, snapshots, store
+from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
@@ -22,33 +21,36 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.distributed import (
-    batch_size,
     collectives,
     node_disks,
-    node_meeting,
     process_group,
     sharding,
     strategy_file,
 )
-from indictune.distributed.agreement import Values
+from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
+from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
-from indictune.distributed.pipeline.layout import check_micro_batches
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
-from indictune.doctor.quick_check import check_ranks
-from indictune.errors import Problem, Problems, UserError
+from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
-from indictune.preflight.derive import checked_accumulation
+from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import Run
-from indictune.tasks.protocol import Rows, Task, Tokens
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Task, Tokens
+from indictune.training import bad_steps
 from indictune.training.callbacks.register import watch
-from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
-from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.rank_consistency import check_alike, values_of_node, values_of_rows
+from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
+from indictune.training.task_trainer import NothingLeft, RunContext
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from indictune.distributed.agreement import Values
 
 logger = logging.getLogger("indictune")
 
@@ -63,6 +65,10 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
 
     All ranks must call it.
     """
+    if is_one_node(plan.environ):
+        return []
+    from indictune.distributed import node_meeting
+    from indictune.training.rank_consistency import values_of_node
 
     def values() -> Values:
         in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
@@ -72,7 +78,7 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
-    """Settle what follows from the tokens: `--max_length`, the time on a CPU, and `--max_tokens_per_device` at most.
+    """The whole plan, with what follows from the tokens: `--max_length`, the split of the batch, no evaluations.
 
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
@@ -83,31 +89,22 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     check_health(tokens.health, plan.configuration)
     check_cpu_time(plan, tokens.train)
     plan = plan.with_max_length(tokens.max_length)
-    training = plan.training
-    if (max_tokens := training.max_tokens_per_device) is None:
-        return plan
+    by_tokens = plan.training.max_tokens_per_device is not None
     given = plan.recipe.values.get("per_device_train_batch_size")
-    if given is not None:
+    if by_tokens and given is not None:
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
-    rows, world_size = training.global_batch_size, plan.launch.data_size
-    seed = training.seed if training.data_seed is None else training.data_seed
-    run_steps = batch_size.steps_of_run(len(tokens.train), rows, training.max_steps, training.num_train_epochs)
-    steps = batch_size.accumulation_for_tokens(
-        *(lengths_of(tokens.train), tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded),
-        parts=plan.launch.axes.context,
-    )
-    plan = plan.derive(
-        gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),
-        per_device_train_batch_size=math.ceil(rows / (world_size * steps)),
-    )
-    if problems := check_communication(plan) + check_micro_batches(plan):
-        raise UserError(problems=problems)
+    found: dict[str, Any] = {}
+    if by_tokens:
+        found |= split_batch(plan, lengths_of(tokens.train), tokens.row_location, padded)
+    if tokens.validation is None:
+        found |= {"eval_strategy": "no", "load_best_model_at_end": False}
+    plan = plan.derive(**found)
+    if by_tokens:
+        Problems(check_communication(plan) + check_launch(plan)).raise_any()
     return plan
 
 
-def start(
-    plan: RunPlan[Data, Training], run: Run, tokens: Tokens
-) -> tuple[RunPlan[Data, Training], Training, ResumePoint]:
+def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Training, ResumePoint]:
     """Bring up the process group, and choose the checkpoint to resume from. All ranks must call it.
 
     Raises:
@@ -115,18 +112,24 @@ def start(
             is wrong, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
-    values = partial(values_of_rows, tokens)
-    Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+    if not is_one_node(plan.environ):
+        from indictune.distributed import node_meeting
+        from indictune.training.rank_consistency import values_of_rows
+
+        values = partial(values_of_rows, tokens)
+        Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if has_validation:
         Problems(check_metric_of_rows(str(plan.training.metric_for_best_model), tokens)).raise_any()
     else:
         Problems(check_evaluations(plan, has_validation)).raise_any()
-        plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
-    plan, args = bring_up(plan, run)
-    run.warn(check_ranks(plan, args))
+    args = bring_up(plan, run)
+    if args.world_size > 1:
+        from indictune.doctor.quick_check import check_ranks
+
+        run.warn(check_ranks(plan, args))
     point = _resume_point(plan, args, run)
     if point.checkpoint is not None:
         logger.info("Resuming from %s", point.checkpoint)
@@ -138,7 +141,7 @@ def start(
         *(plan.launch.data_size, _ranks(plan.launch)),
         *(args.gradient_accumulation_steps, "s" if args.gradient_accumulation_steps > 1 else ""),
     )
-    return plan, args, point
+    return args, point
 
 
 def _ranks(launch: Launch) -> str:
@@ -148,14 +151,68 @@ def _ranks(launch: Launch) -> str:
     return "processes" if launch.data_size > 1 else "process"
 
 
-def load_model(task: Task[Rows, Data, Training], plan: RunPlan[Data, Training], args: Training, rows: Rows) -> Model:
-    """The model, ready to train. All ranks must call it: one may read the weights and send them."""
+def load_model(
+    task: Task[Any, Data, Training],
+    plan: RunPlan[Data, Training],
+    args: Training,
+    rows: Any,
+    tokens: Tokens,
+    point: ResumePoint,
+) -> Model:
+    """The model, ready to train. All ranks must call it: one may read the weights and send them.
+
+    Raises:
+        UserError: the weights cannot be read, or the model cannot have the asked active vocabulary.
+    """
     with reading_weights(args, splits_one_model(plan.launch)) as reads_weights:
-        return task.load_model(plan, args, rows, reads_weights)
+        model = task.load_model(plan, args, rows, reads_weights)
+    if "active_vocabulary" in plan.configuration:
+        from indictune.distributed.vocabulary_choice import use_active_vocabulary
+
+        use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
+    return model
 
 
-def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Training], Training]:
-    """Start the process group, with the CPU fallback where it is needed, and check that it is the one asked for.
+def context_of(plan: AnyPlan, run: Run, tokens: Tokens) -> RunContext:
+    """What the trainer of a run knows of it."""
+    return RunContext(
+        launch=plan.launch,
+        stop_request=run.stop_request,
+        trusts_checkpoint=plan.model.trust_checkpoint,
+        row_location=tokens.row_location,
+        bad_steps_path=plan.output_dir / bad_steps.FILE if run.rank == 0 else None,
+        validation_origins=tokens.origins.get("validation"),
+        samples=tokens.samples,
+    )
+
+
+def make_trainer(
+    model: Model,
+    args: Any,
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    padded: bool,
+    context: RunContext,
+) -> ExactTrainer:
+    """The trainer of an objective: TRL's, which has its own loss, for an objective without one.
+
+    The arguments are those of `IndicTrainer`. TRL's trainer asks for training rows to evaluate too.
+    """
+    if objective.loss is not None:
+        return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, context)
+    from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
+
+    assert train_dataset is not None
+    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, context)
+
+
+def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
+    """Start the process group, on a CPU if there is no GPU, and check that it is the one asked for.
+
+    Returns:
+        The training arguments, as transformers has completed them.
 
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
@@ -164,13 +221,12 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     if plan.launch.from_file:
         logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
     decided = process_group.start_process_group(plan.launch, os.environ, plan.training.ddp_timeout)
-    plan = plan.derive(**decided, **({} if run.shows_bars else {"disable_tqdm": True}))
-    args = plan.recipe.build(type(plan.training), **plan.derived)
+    args = plan.recipe.build(type(plan.training), **{**plan.derived, **decided, **run.console_values})
     sharding.check_came_up(plan.launch, args)
     run.warn(sharding.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
     run.plan = plan
-    return plan, args
+    return args
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
@@ -190,6 +246,8 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     end_if_finished(output_dir, asked)
     disks_group = node_disks.group_of_disks(args)
     if args.snapshot_steps:
+        from indictune.checkpoint import snapshots
+
         snapshots.bring_to_disk(args, asked == AUTO, disks_group)
     reader = AllRanksReader(args, trusts, disks_group)
     point = choose_resume_point(output_dir, asked, reader)
@@ -210,20 +268,20 @@ def flag_contents(plan: AnyPlan) -> compatibility.Content:
     return compatibility.read(plan.configuration, plan.launch.deepspeed)
 
 
-def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
+def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: ResumePoint) -> None:
     """Write `recipe.yaml` on every disk, once nothing can refuse the run any more. What the user chose comes first.
 
     A finished run that is resumed by name is no longer finished: `metrics.json`, its mark, is removed.
     """
     if args.should_save:
-        whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
+        whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
         (plan.output_dir / METRICS).unlink(missing_ok=True)
         whole |= compatibility.kept_settings(point.checkpoint)
         write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
         compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
 
 
-def run_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
     """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
 
     `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.
@@ -231,14 +289,18 @@ def run_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePo
     Raises:
         UserError: the checkpoint, or another rank, has other rows.
     """
-    trainer.validation_origins, trainer.samples = tokens.origins.get("validation"), tokens.samples
-    watch(trainer, plan, run, point, tokens.row_location)
-    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+    watch(trainer, plan, run, point)
+    if trainer.args.world_size > 1:
+        from indictune.training.rank_consistency import check_alike
+
+        check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
+        from indictune.training.callbacks.restore_progress import check_rows
+
         check_rows(trainer, point.checkpoint)
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)
-    write_recipe(plan, trainer.args, point)
+    write_recipe(plan, trainer.args, run, point)
     if tokens.health is not None and run.rank == 0:
         write_json(plan.output_dir / HEALTH, tokens.health.as_json())
     run.trainer = trainer

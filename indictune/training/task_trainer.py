@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,19 +24,48 @@ from indictune.checkpoint.compatibility import data_digest, validation_digest
 from indictune.checkpoint.resume import AllRanksReader, check_trusted, newest_whole
 from indictune.checkpoint.save import Checkpoints, planned_checkpoints
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import Launch
+from indictune.config.plan import SINGLE, Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
 from indictune.distributed import node_disks, sharding
 from indictune.distributed.parallelism import Parallelism
-from indictune.evaluation.breakdown import Breakdown
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.tasks.protocol import Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
+
+if TYPE_CHECKING:
+    from indictune.evaluation.breakdown import Breakdown
+
+
+class NothingLeft(Exception):  # noqa: N818, nothing is wrong
+    """The checkpoint is the end of the training. The Trainer (5.23) would do another step."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a trainer knows of its run beside model, rows and objective. By default it is a trainer without a run.
+
+    Attributes:
+        launch: of the run.
+        stop_request: asks the training to stop.
+        trusts_checkpoint: `--trust_checkpoint`: read pickles of checkpoints.
+        row_location: the `file:line` of a training row, given by its number.
+        bad_steps_path: of the record of bad steps; None on ranks that write none.
+        validation_origins: where the validation rows come from, if known.
+        samples: conversations that the model answers.
+    """
+
+    launch: Launch = SINGLE
+    stop_request: StopRequest = field(default_factory=StopRequest)
+    trusts_checkpoint: bool = False
+    row_location: Callable[[int], str] = str
+    bad_steps_path: Path | None = None
+    validation_origins: Origins | None = None
+    samples: Samples | None = None
 
 
 class TaskTrainer(Trainer):
@@ -48,19 +78,21 @@ class TaskTrainer(Trainer):
     batches: TrainingBatches
     bad_steps: BadSteps
     nonfinite: NonFinite
-    stop_request: StopRequest
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
     measured: list[np.ndarray] | None = None  # by the latest evaluation, if the objective keeps scores
-    launch: Launch
     parallelism: Parallelism
-    checkpoints: Checkpoints  # made when the training is prepared
+    checkpoints: Checkpoints  # made when the training is prepared, with its optimizer
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
-    trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
     has_begun = False  # the training
-    validation_origins: Origins | None = None
-    samples: Samples | None = None  # that the model answers
     written: Breakdown | None = None  # scores of its answers
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
+
+    def __init__(self, context: RunContext, **settings: Any) -> None:
+        self.launch, self.stop_request = context.launch, context.stop_request
+        self.trusts_checkpoint, self.samples = context.trusts_checkpoint, context.samples
+        self.validation_origins = context.validation_origins
+        self.nonfinite, self.detailed_metrics = NonFinite(), {}
+        super().__init__(**settings)
 
     def unlogged(self) -> dict[str, Any]:
         """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""

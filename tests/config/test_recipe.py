@@ -12,7 +12,7 @@ import yaml
 
 from indictune.commands.predict import PredictFlags
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.read_words import DECIDED
+from indictune.config.read_words import DECIDED, keep_command_line
 from indictune.config.recipe import TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml
@@ -32,6 +32,14 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRecipe:
         return "r.yaml"
 
     return write
+
+
+def test_a_recipe_that_was_kept_is_read_once(recipe: WriteRecipe) -> None:
+    argv = ["--config", recipe("learning_rate: 1e-3")]
+    assert keep_command_line(argv).content == {"learning_rate": "1e-3"}
+    recipe("learning_rate: 1.0")
+    assert values(*argv) == {"learning_rate": 1e-3}
+    assert values(*argv) == {"learning_rate": 1.0}
 
 
 def read(*argv: str) -> Recipe:

@@ -7,7 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indictune.distributed.batch_size import accumulation_for_tokens, accumulation_steps, steps_of_run
+from indictune.distributed.batch_size import (
+    accumulation_for_tokens,
+    accumulation_steps,
+    fitting_micro_batch,
+    steps_of_run,
+)
 from indictune.errors import UserError
 from tests.refusals import refused
 
@@ -23,6 +28,13 @@ def test_accumulation_fills_the_global_batch(global_batch: int, per_device: int,
 def test_the_refusal_names_the_sizes() -> None:
     with refused("batch-does-not-divide", "48", "2", "16", "32", flag="--global_batch_size"):
         accumulation_steps(48, 16, 2)
+
+
+@given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 16))
+def test_a_micro_batch_is_never_more_than_a_share(global_batch: int, per_device: int, ranks: int) -> None:
+    fitting = fitting_micro_batch(global_batch, per_device, ranks)
+    assert fitting == per_device or fitting * ranks == global_batch
+    assert global_batch % ranks or fitting * ranks <= global_batch
 
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 16))

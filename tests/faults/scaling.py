@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from indictune.preflight import checks
-from indictune.preflight.surroundings import check_number_type
+from indictune.preflight.checks import check_number_type
 
 prepared = Accelerator.__init__
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from benchmarks.contenders import run_script
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from benchmarks.contenders import run_task
+from indictune.tasks.chat import Chat
 
 FOUND = "paged states: "
 
@@ -29,8 +29,5 @@ class ReportPaged(TrainerCallback):
 
 
 if __name__ == "__main__":
-    from scripts import train_llama  # this import defers signals
-
     settings = {flag.removeprefix("--"): value for flag, value in zip(sys.argv[1::2], sys.argv[2::2], strict=True)}
-    arguments = (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments)
-    run_script(train_llama, arguments, settings, lambda *_: ReportPaged())
+    run_task(Chat(), settings, lambda *_: ReportPaged())

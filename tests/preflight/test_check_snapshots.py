@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig
 
+from indictune.checkpoint import snapshots
 from indictune.config.plan import Launch
 from indictune.models.config_shapes import count_parameters
-from indictune.preflight import surroundings
+from indictune.planning import host_memory
+from indictune.preflight import checks
 from tests.plans import codes_of, plan_of
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
@@ -34,14 +36,14 @@ def test_a_node_without_room_is_refused(
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
     needed = held * of_parameter * count_parameters(plan.model, CONFIG, plan.head).total
     for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
-        monkeypatch.setattr(surroundings, "free_and_capacity", lambda free=free: (free, free))
-        assert codes_of(surroundings.check_snapshots, plan) == found
-    monkeypatch.setattr(surroundings, "MEMORY", tmp_path / "none")
-    assert codes_of(surroundings.check_snapshots, plan) == [("no-room-for-snapshots", "--snapshot_steps")]
-    assert surroundings.check_snapshots(replace(plan, training=plan_of().training)) == []
+        monkeypatch.setattr(host_memory, "free_and_capacity", lambda free=free: (free, free))
+        assert codes_of(checks.check_snapshots, plan) == found
+    monkeypatch.setattr(snapshots, "MEMORY", tmp_path / "none")
+    assert codes_of(checks.check_snapshots, plan) == [("no-room-for-snapshots", "--snapshot_steps")]
+    assert checks.check_snapshots(replace(plan, training=plan_of().training)) == []
 
 
 def test_snapshots_are_written_in_the_background_already(tmp_path: Path) -> None:
     given = plan_of({"snapshot_steps": 5, "async_save": True}, output_dir=str(tmp_path))
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
-    assert codes_of(surroundings.check_snapshots, plan) == [("no-effect", "--async_save")]
+    assert codes_of(checks.check_snapshots, plan) == [("no-effect", "--async_save")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.preflight.surroundings import check_hub, check_loggers
+from indictune.preflight.checks import check_hub, check_loggers
 from tests.plans import codes_of, plan_of
 
 

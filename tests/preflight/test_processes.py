@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indictune.config.plan import Launch
-from indictune.preflight.surroundings import check_launcher_settings, check_number_type, check_processes
+from indictune.preflight.checks import check_launcher_settings, check_number_type, check_processes
 from tests.plans import codes_of, plan_of
 
 GPU = 1

@@ -25,8 +25,7 @@ from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.parallelism import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
-from indictune.training.callbacks.step_flags import StepFlags
-from indictune.training.callbacks.trainer_repairs import EpochShuffle
+from indictune.training.callbacks.step_flags import EpochShuffle, StepFlags
 from indictune.training.exact_trainer import ExactTrainer
 
 

@@ -15,6 +15,7 @@ from indictune.config.arguments import SentimentTrainingArguments
 from indictune.tasks.protocol import Origins
 from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.exact_trainer import IndicTrainer
+from indictune.training.task_trainer import RunContext
 from tests.models.test_unpadded import classifier
 from tests.models.tiny import words_tokenizer
 
@@ -69,8 +70,11 @@ def test_checkpoints_are_compared_by_the_rows_of_a_script_alone(tmp_path: Path) 
     args = evaluating(tmp_path, **given, save_strategy="no", learning_rate=0.05, global_batch_size=12, bf16=False)
     args.per_device_train_batch_size, args.gradient_accumulation_steps = 12, 1
     objective = SingleLabel(model.config, tokenizer)
-    trainer = IndicTrainer(model, args, train, Dataset.from_dict(rows), tokenizer, objective)
-    trainer.validation_origins = Origins(str, ["accha" if each else "अच्छा" for each in romanised])
+    origins = Origins(str, ["accha" if each else "अच्छा" for each in romanised])
+    context = RunContext(validation_origins=origins)
+    trainer = IndicTrainer(
+        model, args, train, Dataset.from_dict(rows), tokenizer, objective, padded=True, context=context
+    )
     trainer.train()
     evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluated[-1]["eval_macro_recall_romanised"] == 1

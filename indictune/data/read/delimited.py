@@ -17,8 +17,6 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import python_calamine
-
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import existing_columns, has_columns, shortened
 from indictune.data.read.file_form import SAMPLE_ROWS, FileForm, decoded_lines, delimiter_of, first_rows
@@ -290,6 +288,8 @@ def sheet_rows(
     if content.getbuffer()[: len(_OLE)] == _OLE:
         raise UserError("sheet-protected", value=path)
     with _sheet_errors(path):
+        import python_calamine  # slow
+
         _check_size(path, content)
         # By its path, python-calamine (0.9) knows an ods file with a password.
         book = python_calamine.load_workbook(content if path.lower().endswith(PACKED) else path)
@@ -312,6 +312,8 @@ def sheet_rows(
 
 @contextmanager
 def _sheet_errors(path: str) -> Iterator[None]:
+    import python_calamine
+
     try:
         yield
     except python_calamine.PasswordError as error:

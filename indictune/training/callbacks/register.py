@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,8 @@ from transformers import (
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.config.task_names import PARITY_TRACE
-from indictune.hub.publish import destination_of
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.training import bad_steps
-from indictune.training.callbacks.parity_trace import ParityTrace
-from indictune.training.callbacks.profile_steps import ProfileSteps
-from indictune.training.callbacks.push_saves import PushSaves
-from indictune.training.callbacks.restore_progress import RestoreProgress
 from indictune.training.callbacks.step_flags import CheckDivergence, StepFlags
 from indictune.training.callbacks.throughput import TrainLog
 from indictune.training.exact_trainer import ExactTrainer
@@ -56,15 +49,9 @@ class ReportProgress(TrainerCallback):
     on_step_end = on_substep_end = on_prediction_step = on_save = _passed
 
 
-def watch(
-    trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, row_location: Callable[[int], str]
-) -> None:
-    """Connect a trainer with its run, and add the callbacks. `row_location` gives `file:line` of a training row."""
-    trainer.stop_request = run.stop_request
-    trainer.trusts_checkpoint = plan.model.trust_checkpoint
+def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) -> None:
+    """Add the callbacks that the run asks for. Code of the others is not imported."""
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
-    path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, plan.launch.strategy)
     trainer.add_callback(StepFlags(trainer))
     if every := trainer.args.divergence_check_steps:
         if trainer.args.world_size > 1:
@@ -77,10 +64,19 @@ def watch(
     trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
     if trainer.args.push_to_hub and trainer.args.hub_strategy == "every_save":
+        from indictune.hub.publish import destination_of
+        from indictune.training.callbacks.push_saves import PushSaves
+
         trainer.add_callback(PushSaves(plan.output_dir, destination_of(plan.output_dir, trainer.args)))
     if point.checkpoint is not None:
+        from indictune.training.callbacks.restore_progress import RestoreProgress
+
         trainer.add_callback(RestoreProgress(trainer, point))
     if trace := os.environ.get(PARITY_TRACE):
+        from indictune.training.callbacks.parity_trace import ParityTrace
+
         trainer.add_callback(ParityTrace(trainer, Path(trace)))
     if trainer.args.profile_steps:
+        from indictune.training.callbacks.profile_steps import ProfileSteps
+
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))

@@ -23,6 +23,7 @@ from indictune.distributed import collectives
 from indictune.distributed.launch import shown_axes
 from indictune.errors import UserError
 from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.task_trainer import NothingLeft
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,6 @@ def unlogged_loss(checkpoint: Path, manifest: Manifest, args: TrainingArguments)
     if not counters:
         return 0.0, manifest.step
     return sum(each["loss"] for each in counters) / len(counters), counters[0]["since_step"]
-
-
-class NothingLeft(Exception):  # noqa: N818, nothing is wrong
-    """The checkpoint is the end of the training. The Trainer (5.23) would do another step."""
 
 
 class RestoreProgress(TrainerCallback):
