@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Each environment keeps what DeepSpeed compiles in it. In a folder that they share, each would compile it again.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 
-.PHONY: install demo demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu matrix bench docs lint clean
+.PHONY: install demo demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
 
 install: $(STAMP)  ## make .venv, with everything that a run needs
 
@@ -60,6 +60,21 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests tha
 	REQUIRE_GPU=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest \
 		--numprocesses 8 --dist worksteal --verbose -m gpu $(GPU_TESTS)
 
+# An environment of its own, with the newest release of every package of pyproject.toml that pip finds.
+UPSTREAM := .venv-upstream
+UPSTREAM_TESTS ?= tests/training/test_contract.py tests/ranks/test_golden.py tests/ranks/test_upstream.py \
+	tests/training/test_chat_trainer.py tests/ranks/test_parity.py
+test-upstream:  ## what breaks with the newest releases of torch, transformers and the others: half an hour
+	$(PYTHON) -m venv --clear $(UPSTREAM)
+	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade pip packaging
+	$(UPSTREAM)/bin/python -m tests.newest_upstream > $(UPSTREAM)/requirements.txt
+	$(UPSTREAM)/bin/python -m pip install --quiet torch
+	DS_BUILD_OPS=0 $(UPSTREAM)/bin/python -m pip install --quiet --requirement $(UPSTREAM)/requirements.txt
+	$(UPSTREAM)/bin/python -m pip install --quiet --no-deps --editable .
+	$(UPSTREAM)/bin/python -m tests.newest_upstream --versions
+	$(UPSTREAM)/bin/python -m tests.build_operators
+	OMP_NUM_THREADS=1 $(UPSTREAM)/bin/python -m pytest -m "not slow and not gpu" $(UPSTREAM_TESTS)
+
 # Tests of one file and task share runs, and stay with one process. What fails is in the tables.
 # `make matrix CELLS="zero1_tp or zero2_tp"` tries some again, and keeps the others.
 MATRIX := outputs/method_matrix.xml
@@ -101,4 +116,4 @@ $(SITE): $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(UPSTREAM) outputs site .pytest_cache .mypy_cache .ruff_cache

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from tests import build_operators
+from tests import build_operators, newest_upstream
 from tests.ranks.launching import BIN, ROOT
 
 
@@ -43,6 +44,19 @@ def test_what_deepspeed_compiles_is_there_before_the_tests_and_the_demo_does_wit
         assert " -m tests.build_operators\n" in before
         assert "build_operators" not in after
     assert "build_operators" not in commands_of(tmp_path, "demo")
+
+
+def test_the_newest_releases_are_tried_in_an_environment_of_their_own(tmp_path: Path) -> None:
+    """With neither our upper bounds nor our constraints, and without a second list of packages."""
+    commands = commands_of(tmp_path, "test-upstream", f"UPSTREAM={tmp_path}/newest")
+    assert f"{tmp_path}/newest/bin/python -m pip install --quiet --no-deps --editable .\n" in commands
+    assert "DS_BUILD_OPS=0 " in commands
+    assert "constraint" not in commands
+    assert f"{tmp_path}/bin" not in commands
+    assert " tests/ranks/test_golden.py " in commands
+    wanted = {Requirement(each).name: Requirement(each) for each in newest_upstream.newest()}
+    assert {"pytest", *newest_upstream.SHOWN} <= wanted.keys()
+    assert {bound.operator for each in wanted.values() for bound in each.specifier} == {">="}
 
 
 def test_the_demo_of_a_llama_says_how_to_take_real_weights(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.recipe import Recipe, default_of
+from indictune.upstream import commit_of
 
 Arguments = TypeVar("Arguments")
 
@@ -155,7 +156,7 @@ class RunPlan(Generic[Data, Training]):
     def model_values(self) -> dict[str, Any]:
         """The model's configuration as in `config.json`, and its `_commit_hash` on the Hub; empty if it is unknown."""
         config = self.model_config
-        return {} if config is None else config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}
+        return {} if config is None else config.to_dict() | {"_commit_hash": commit_of(config)}
 
     def derive(self, **values: Any) -> RunPlan[Data, Training]:
         """The plan with values that follow from others."""

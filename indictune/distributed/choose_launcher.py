@@ -157,13 +157,13 @@ class Launcher:
 
     def environment(self) -> Mapping[str, str]:
         """What the launcher would set for rank 0."""
-        from accelerate.commands.launch import _validate_launch_command
-        from accelerate.utils import launch
+        from accelerate.utils import launch  # slow
+
+        from indictune.distributed.upstream import launch_values
 
         if self.is_one_process:
             return os.environ
-        args = _parser().parse_args([*self.options(), "script.py"])
-        args, defaults, _ = _validate_launch_command(args)
+        args, defaults, _ = launch_values(_parser().parse_args([*self.options(), "script.py"]))
         if args.use_deepspeed:
             args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
             _, environ = launch.prepare_deepspeed_cmd_env(args)

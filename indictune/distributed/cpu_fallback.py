@@ -11,6 +11,7 @@ from accelerate.state import DistributedType, PartialState
 
 from indictune.config.plan import Launch
 from indictune.distributed.launch import engine_of
+from indictune.distributed.upstream import set_distributed_type
 
 
 def is_needed() -> bool:
@@ -37,9 +38,7 @@ def start_on_gloo(launch: Launch, timeout_s: int) -> dict[str, Any]:
     else:
         PartialState(cpu=True, backend="gloo", timeout=timeout)
     if engine_of(launch.strategy) == "fsdp2":
-        # accelerate enables FSDP for MULTI_GPU but not for MULTI_CPU, although `fully_shard` works on gloo. So the
-        # state says MULTI_GPU until accelerate has read it.
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        set_distributed_type(DistributedType.MULTI_GPU)
         # FSDP's CPU offload refuses to run without an accelerator.
         os.environ["FSDP_OFFLOAD_PARAMS"] = "false"
     return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}

@@ -17,8 +17,7 @@ from indictune.errors import UserError
 
 OPEN = -1  # in a strategy file: as many processes as the other axes leave
 
-# accelerate's launcher passes on `parallelism_config`. It has no pipeline. For stages the launcher has one vocabulary,
-# `megatron_lm_config` (accelerate 1.15, `prepare_multi_gpu_env`). Megatron-LM itself is not used.
+# accelerate's launcher passes on `parallelism_config`. Stages have only `megatron_lm_config`: pipeline.yaml says why.
 _HAS_MESH, _HAS_STAGES = "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_USE_MEGATRON_LM"
 _MOST_LISTED = 6
 

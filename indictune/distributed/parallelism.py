@@ -169,7 +169,7 @@ class Parallelism:
         elif not sharding.is_split(model):
             save()
         elif not in_shards:
-            sharding.save_whole(trainer, folder)
+            sharding.save_gathered(trainer, folder)
 
 
 def max_norm(trainer: Trainer) -> float:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import DistNetworkError, DistStoreError, distributed_c10d
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -20,6 +20,7 @@ from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback, strategy_file
 from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
+from indictune.distributed.upstream import set_default_timeout
 from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
@@ -208,7 +209,7 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
         Training arguments that the CPU fallback and the strategy file need.
     """
     from_file = strategy_file.leave_to_plan(launch, environ)
-    limit_waiting(timeout_s)
+    set_default_timeout(timedelta(seconds=timeout_s))
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import cpu_adam
 
@@ -216,13 +217,3 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     is_on_cpu = cpu_fallback.is_needed()
     join(environ, "gloo" if is_on_cpu else None, timeout_s)
     return from_file | (cpu_fallback.start_on_gloo(launch, timeout_s) if is_on_cpu else {})
-
-
-def limit_waiting(timeout_s: int) -> None:
-    """Make `timeout_s` seconds the default of all groups. Call it before the first one.
-
-    DeepSpeed (0.19.8, `TorchBackend.new_group`) makes ZeRO's group without a timeout and takes none from the caller:
-    torch (2.13) would wait there for 30 minutes on gloo and 10 on NCCL, with any `--ddp_timeout`.
-    """
-    for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(distributed_c10d, default, timedelta(seconds=timeout_s))

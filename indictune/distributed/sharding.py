@@ -16,14 +16,16 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
-from transformers import PreTrainedModel, TrainingArguments, integrations
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from indictune.config.plan import Launch
-from indictune.distributed import collectives
+from indictune.distributed import collectives, upstream
 from indictune.distributed.launch import engine_of
+from indictune.distributed.upstream import divide_and_copy, use_first_gpu
 from indictune.errors import UserError
+from indictune.models.upstream import set_weight_conversions, weight_conversions
 from indictune.progress import OWN_PROGRESS
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
 
 
 def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> list[str]:
-    """Keep one process on one GPU; the Trainer would use `nn.DataParallel`. Return a sentence if GPUs stay unused.
+    """Keep one process on one GPU. Return a sentence if others stay unused.
 
     DataParallel averages losses over parts of a batch, and is slower than one process a GPU. `device_map` may spread
     the layers over all GPUs.
@@ -54,7 +56,7 @@ def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> lis
     if training_args.n_gpu <= 1:
         return []
     unused = training_args.n_gpu - 1
-    training_args._n_gpu = 1
+    use_first_gpu(training_args)
     if device_map is not None:
         return []
     return [f"One process uses one GPU; {unused} more stay unused. accelerate_configs/ddp.yaml uses them all."]
@@ -136,10 +138,9 @@ def _forget_unused_renamings(model: PreTrainedModel) -> None:
     and back when it saves. Its ZeRO-3 loader (5.23, `integrations/deepspeed.py`) records the renaming for every
     checkpoint, and saved models would get names that other programs do not know.
     """
-    recorded = vars(model).get("_weight_conversions")
-    if recorded:
+    if recorded := weight_conversions(model):
         tensorflow = {"LayerNorm.gamma", "LayerNorm.beta"}
-        vars(model)["_weight_conversions"] = [each for each in recorded if not tensorflow & set(each.source_patterns)]
+        set_weight_conversions(model, [each for each in recorded if not tensorflow & set(each.source_patterns)])
 
 
 def architecture_of(model: nn.Module) -> str:
@@ -153,14 +154,15 @@ def save_code(model: nn.Module, folder: str | Path) -> None:
     transformers 5.23 would write torch's files, which define FSDP2's subclass of the model's class. The Trainer writes
     the code of any other model.
     """
-    own: Any = next((each for each in type(model).__mro__ if vars(each).get("_auto_class")), None)
-    if own is None or own is type(model):
+    found = upstream.class_with_code(model)
+    if found is None or found[0] is type(model):
         return
-    cast(Any, type(model))._auto_class = None
+    own, auto_class = found
+    upstream.save_no_code(model)
     custom_object_save(own, folder)
     plain = cast(PreTrainedModel, model)
     module = own.__module__.rpartition(".")[2]
-    plain.config.auto_map = {**plain.config.auto_map, own._auto_class: f"{module}.{own.__name__}"}
+    plain.config.auto_map = {**plain.config.auto_map, auto_class: f"{module}.{own.__name__}"}
 
 
 def without_tied_copies(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -179,13 +181,13 @@ def without_tied_copies(model: nn.Module | None, state: dict[str, Any] | None) -
     return {name: weight for name, weight in state.items() if name not in copies}
 
 
-def save_whole(trainer: Trainer, folder: Path) -> None:
+def save_gathered(trainer: Trainer, folder: Path) -> None:
     """Gather the weights of a model that FSDP2 shards, and save them. All ranks must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # slow
 
     model = cast(nn.Module, trainer.model)
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    trainer._save(str(folder), state_dict=without_tied_copies(model, weights))
+    upstream.save_whole(trainer, folder, without_tied_copies(model, weights))
 
 
 def unwrapped(trainer: Trainer) -> nn.Module:
@@ -304,8 +306,7 @@ def whole_models() -> Iterator[None]:
 
     On the device `meta` it could not ("Cannot copy out of meta tensor", transformers 5.23).
     """
-    reference = vars(integrations.deepspeed)["_hf_deepspeed_config_weak_ref"]
-    config = None if reference is None else reference()
+    config = upstream.current_deepspeed_config()
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
     try:
         yield
@@ -359,5 +360,4 @@ def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in:
     for work in [torch.distributed.all_reduce(each, group=group, async_op=True) for each in sums]:
         assert work is not None
         work.wait()
-    torch._foreach_div_(sums, group.size())
-    torch._foreach_copy_(local, sums)
+    divide_and_copy(sums, group.size(), local)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.launch import engine_of
+from indictune.distributed.upstream import bitsandbytes_optimizers
 from indictune.distributed.zero import leaves_bad_steps_out
 from indictune.errors import Problem, problem
 
@@ -74,7 +74,7 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     ("IndexError").
     """
     if engine_of(launch.strategy) in ("fsdp2", "tp"):
-        return optim not in (*_BITSANDBYTES_OPTIMIZERS, "adafactor", "adagrad")
+        return optim not in (*bitsandbytes_optimizers(), "adafactor", "adagrad")
     return not (engine_of(launch.strategy).startswith("zero") and optim == "adagrad")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from indictune.evaluation.breakdown import Group, Scorer
 from indictune.evaluation.intervals import RESAMPLES, Estimate, estimate, ratio, ratio_of_sums, resampled_sums
+from indictune.upstream import chrf_counts, chrf_of
 
 
 def numbers(predictions: np.ndarray, references: np.ndarray) -> Scorer:
@@ -93,14 +94,13 @@ def written_answers(answers: Sequence[str], references: Sequence[str]) -> Scorer
     from sacrebleu.metrics.chrf import CHRF  # slow to import
 
     metric = CHRF()
-    # By sacreBLEU's (2.6) own parts: only whole corpora are public, and an interval needs the counts of each answer.
-    counts = np.array(metric._extract_corpus_statistics(answers, [references]), np.float64)
+    counts = np.array(chrf_counts(metric, answers, references), np.float64)
     is_same = np.array([ours.split() == right.split() for ours, right in zip(answers, references, strict=True)])
 
     def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
         columns, whole = list(counts[rows].T), counts[rows].sum(0)
-        drawn = [metric._compute_f_score(each) for each in resampled_sums(columns, draws).tolist()]
-        chrf = estimate(metric._compute_f_score(whole.tolist()), np.array(drawn))
+        drawn = [chrf_of(metric, each) for each in resampled_sums(columns, draws).tolist()]
+        chrf = estimate(chrf_of(metric, whole.tolist()), np.array(drawn))
         same = ratio_of_sums(is_same[rows].astype(np.float64), np.ones(len(rows)), draws)
         return Group(len(rows), {"chrf": chrf, "exact_match": same})
 

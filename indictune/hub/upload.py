@@ -15,7 +15,8 @@ from typing import TypeVar
 import httpx2
 from huggingface_hub import HfApi, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils._http import default_client_factory
+
+from indictune.upstream import hub_client
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _client() -> httpx2.Client:
-    client = default_client_factory()
+    client = hub_client()
     client.timeout = httpx2.Timeout(_SILENCE_S, connect=30.0)
     return client

@@ -19,6 +19,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.upstream import commit_of
 
 RECORD = "base_model.json"
 CONFIG = "base_config.json"
@@ -228,6 +229,6 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
             base.generation_config.save_pretrained(folder)
         else:
             base.config.save_pretrained(folder)
-        commit_hash = vars(base.config).get("_commit_hash")  # set only if the base came from the Hub
+        commit_hash = commit_of(base.config)  # set only if the base came from the Hub
         revision = model.peft_config[model.active_adapter].revision or "main"
         record_base(folder, builtin.builtin_name(str(base.name_or_path)), revision, commit_hash)

@@ -16,6 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from indictune.models.upstream import flash_attention
+
 ATTENTION = "indictune_unpadded"
 
 # Neighbours share a padded attention while the longest is at most this many times as long as the shortest.
@@ -108,16 +110,13 @@ def _flash_attention(
     scaling: float | None,
     window: tuple[int, int],
 ) -> torch.Tensor:
-    """Attention by the operation below `varlen_attn`, which itself has no dropout (torch 2.13).
-
-    `_nested_attention` calls it too, but nested tensors cost host time.
-    """
+    """Attention with dropout. `_nested_attention` calls the same operation, but nested tensors cost host time."""
     left, right = window
     given = (boundaries, boundaries, longest, longest, dropout, window == (-1, 0), False)  # False: return no mask
-    output, *_ = torch.ops.aten._flash_attention_forward(
+    output = flash_attention(
         *_as_documents(states), *given, scale=scaling, window_size_left=left, window_size_right=right
     )
-    return output[None]  # type: ignore[no-any-return]
+    return output[None]
 
 
 def _as_documents(states: States) -> States:

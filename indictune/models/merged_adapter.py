@@ -32,6 +32,7 @@ from indictune.models.load import read_config, read_tokenizer, read_weights, sto
 from indictune.models.load_errors import explained
 from indictune.models.trained import add_adapter, take_quantisation
 from indictune.models.trusted_files import check_adapter, check_links
+from indictune.models.upstream import set_weight_conversions
 
 _BASE_FLAG = "--base_model"
 
@@ -148,7 +149,7 @@ def _read_base(
     if getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()  # type: ignore[no-untyped-call]
         # Saving reverses what reading did to the weights, which fails for weights stored in 4 bit (transformers 5.23).
-        model._weight_conversions = None  # type: ignore[assignment]
+        set_weight_conversions(model, None)
         nn.Module.to(model, dtype)
     return model, new
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from indictune.models.upstream import packed_linear, packed_weight
+
 # ALBERT uses one layer again and again. The layers of others add the attention of all tokens to their states.
 TYPES = ("bert", "roberta", "xlm-roberta")
 
@@ -99,14 +101,12 @@ class _PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.weight = packed_weight(linear.weight.detach())
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """From [..., in_features] to [..., out_features]."""
         rows = states.flatten(0, -2)
         filled = functional.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))
-        # The second "none" is for GELU: by the error function.
-        given: tuple[Any, ...] = (self.weight, self.bias, self.activation, [], "none")
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, *given)
+        found = packed_linear(filled, self.weight, self.bias, self.activation)
         return found[: len(rows)].view(*states.shape[:-1], -1)

@@ -20,6 +20,7 @@ from indictune.models import packed_weights
 from indictune.models.adapters import without_adapter
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
+from indictune.models.upstream import attention_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def uncounted_token(config: PreTrainedConfig) -> int | None:
 def read_unpadded(model: nn.Module) -> None:
     """Let a causal language model, or an adapter on one, read batches of `JoinRows` too, if it keeps them apart."""
     own = without_adapter(model)
-    if own.config.model_type in CAUSAL and own.config._attn_implementation in ATTENTIONS:
+    if own.config.model_type in CAUSAL and attention_of(own.config) in ATTENTIONS:
         own.set_attn_implementation(ATTENTION)
 
 

@@ -12,7 +12,6 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 from transformers import Trainer
@@ -23,6 +22,7 @@ from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of
 from indictune.distributed.devices import meta_of
 from indictune.distributed.launch import engine_of
+from indictune.distributed.upstream import whole_gradients
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.config_shapes import MetaModel
@@ -263,7 +263,7 @@ def held_bytes(
     states = [] if optimizer is None else optimizer.state.values()
     parts = (
         [*both, *(vars(each)["ds_tensor"] for each in both if "ds_tensor" in vars(each)), *_scales(both)],
-        [*(each.grad for each in both), *_whole_gradients(model)],
+        [*(each.grad for each in both), *whole_gradients(model)],
         [value for state in states for value in state.values()],
     )
     return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
@@ -289,18 +289,6 @@ def held_by_trainer(model: nn.Module, optimizer: Any) -> dict[str, int]:
     found["parameters"] += _bytes_of(copies, counted)
     found["gradients"] += _bytes_of(gradients, counted)
     return found
-
-
-def _whole_gradients(model: nn.Module) -> Iterator[Any]:
-    """The gradients that FSDP2 (torch 2.13) has not scattered yet, which no parameter of the model shows.
-
-    The module that FSDP2 shards at the root of a pipeline's stage is outside the model.
-    """
-    states = [each._get_fsdp_state() for each in model.modules() if isinstance(each, FSDPModule)]
-    states += [other for each in states for other in each._state_ctx.all_states]
-    for each in {own for state in states for group in state._fsdp_param_groups for own in group.fsdp_params}:
-        unsharded = vars(each).get("_unsharded_param")  # there is none before the first forward pass
-        yield from (each.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad)
 
 
 def _scales(parameters: Iterable[nn.Parameter]) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Trainer, get_scheduler
-from transformers.training_args import ParallelMode, _convert_str_dict
+from transformers.training_args import ParallelMode
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from indictune.config.arguments import BY_EVALUATIONS
@@ -22,6 +22,7 @@ from indictune.errors import Problem, problem
 from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
 from indictune.tasks.objective import row_facts
 from indictune.tasks.protocol import Task, Tokens
+from indictune.upstream import check_combination, numbers_in
 
 METRIC = "--metric_for_best_model"
 
@@ -153,7 +154,7 @@ def _try_schedule(plan: AnyPlan) -> list[Problem]:
     name, given = plan.training.lr_scheduler_type, plan.training.lr_scheduler_kwargs
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), plan.training.learning_rate)
     try:
-        settings = _convert_str_dict(json.loads(given)) if isinstance(given, str) else given
+        settings = numbers_in(json.loads(given)) if isinstance(given, str) else given
         get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=settings)
     except Exception as error:
         shown = f"{name} --lr_scheduler_kwargs {given}" if given else str(name)
@@ -207,17 +208,14 @@ def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
 
 
 def check_arguments(plan: AnyPlan) -> list[Problem]:
-    """Let transformers check the combination of training arguments, the moments of saving and evaluating among others.
-
-    Its own call of `_validate_args` (5.23) comes only after the rows are prepared.
-    """
+    """Let transformers check how training arguments fit together, among them the steps of saving and evaluating."""
     if check_schedule(plan) or check_ranges(plan.training):  # reported already
         return []
     training = copy.copy(plan.training)
     training.eval_steps = training.eval_steps or training.logging_steps
     training.use_cpu = not plan.gpus
     try:
-        training._validate_args()  # type: ignore[no-untyped-call]
+        check_combination(training)
     except ValueError as error:
         return [problem("value-refused", reason=" ".join(str(error).split()).rstrip("."))]
     return []

@@ -15,6 +15,7 @@ from indictune.distributed import collectives
 from indictune.distributed.zero import leaves_bad_steps_out
 from indictune.errors import problem
 from indictune.files import Record, json_line, keep_lines
+from indictune.training.upstream import loss_scale
 
 
 class NonFiniteLossError(RuntimeError):
@@ -29,7 +30,7 @@ def is_below_one(scaler: torch.amp.GradScaler | None) -> bool | torch.Tensor:
     """
     if scaler is None or not scaler.is_enabled():
         return False
-    scale = scaler._scale  # `get_scale` waits for the device (torch 2.13); None before the first loss
+    scale = loss_scale(scaler)
     return False if scale is None else scale < 1
 
 

@@ -16,6 +16,7 @@ from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
+from indictune.training import upstream
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
@@ -55,7 +56,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
-        self._tp_size = context.launch.axes.tensor  # TRL counts a group's tokens once
+        upstream.count_tokens_once(self, context.launch.axes.tensor)
         if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
             of_text.router_aux_loss_coef = balances
         if not padded:
@@ -70,7 +71,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             return self._loss_of_last_stage(*args, **settings)
         loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
-        means = self._metrics["train"]
+        means = upstream.means_of_log(self)
         # TRL (1.16) adds a 0 to both means for a micro-batch without an answer's token on any rank.
         if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:
             for name in ("entropy", "mean_token_accuracy"):
@@ -89,13 +90,14 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""
-        return {"of_micro_batches": self._metrics["train"], "num_tokens": self._total_train_tokens}
+        return {"of_micro_batches": upstream.means_of_log(self), "num_tokens": upstream.trained_tokens(self)}
 
     def restore_unlogged(self, unlogged: dict[str, Any]) -> None:
         if unlogged:
-            self._metrics["train"].clear()
-            self._metrics["train"].update(unlogged["of_micro_batches"])
-            self._total_train_tokens = unlogged["num_tokens"]
+            means = upstream.means_of_log(self)
+            means.clear()
+            means.update(unlogged["of_micro_batches"])
+            upstream.set_trained_tokens(self, unlogged["num_tokens"])
 
 
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:

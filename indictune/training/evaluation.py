@@ -23,6 +23,7 @@ from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.progress import OWN_PROGRESS
 from indictune.training.samples import answers_to, scores_of_samples
 from indictune.training.task_trainer import TaskTrainer
+from indictune.training.upstream import has_prepared_model
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def prepared_model(trainer: TaskTrainer) -> nn.Module:
     accelerator = trainer.accelerator
     if trainer.is_deepspeed_enabled and trainer.deepspeed is None:
         deepspeed_init(trainer, num_training_steps=0, inference=True)  # type: ignore[no-untyped-call]
-    if accelerator._models:
+    if has_prepared_model(accelerator):
         return trainer.model
     if not trainer.is_deepspeed_enabled:
         trainer.model_wrapped = accelerator.prepare_model(trainer.model, evaluation_mode=True)

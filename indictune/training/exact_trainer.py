@@ -36,6 +36,7 @@ from indictune.training.bad_steps import BadSteps
 from indictune.training.callbacks.step_flags import EpochShuffle, KeepRecords
 from indictune.training.callbacks.throughput import PipelineBubble, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
+from indictune.training.upstream import unlogged_loss_of
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +201,11 @@ class ExactTrainer(TaskTrainer):
             self.checkpoints.finish()
         self.check_weights()
         self.store_flos()
+        loss, since_step = unlogged_loss_of(self)
         self.checkpoints.save(
             Counters(
-                loss=self._tr_loss.item(),
-                since_step=self._globalstep_last_logged,
+                loss=loss,
+                since_step=since_step,
                 task=self.unlogged(),
                 left_out=self.bad_steps.count,
                 throughput=self.throughput.counted(),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
@@ -46,6 +45,7 @@ from indictune.training import bad_steps
 from indictune.training.callbacks.register import watch
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.task_trainer import NothingLeft, RunContext
+from indictune.training.upstream import end_training
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -307,4 +307,4 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     try:
         return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
     except NothingLeft:
-        return cast(TrainOutput, trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]
+        return end_training(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from indictune.distributed import sharding
 from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
+from tests.launch_environment import launched
 from tests.models.tiny import SMALL
 from tests.ranks import mutants
 from tests.ranks.launching import Run, accelerate, python, start, train
@@ -127,6 +129,21 @@ def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one()
     assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
 
 
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "FSDP", "MEGATRON_LM"])
+def test_accelerate_hands_stages_over_as_those_of_megatron_alone(tmp_path: Path, kind: str) -> None:
+    """accelerate 1.15; see the top of `accelerate_configs/pipeline.yaml`."""
+    file = tmp_path / "stages.yaml"
+    asked = {"parallelism_config": {"parallelism_config_pp_size": 4}, "fsdp_config": {"fsdp_version": 2}}
+    asked["megatron_lm_config"] = {"megatron_lm_pp_degree": 4, "megatron_lm_tp_degree": 1}
+    file.write_text(json.dumps({"distributed_type": kind, "mixed_precision": "no"} | asked), encoding="utf-8")
+    stages = {name: value for name, value in launched(file, 4).items() if "PP_" in name or "PIPELINE" in name}
+    megatron = {"MEGATRON_LM_PP_DEGREE": "4"} if kind == "MEGATRON_LM" else {}
+    assert stages == megatron, f"{kind} hands over stages: ask by it in pipeline.yaml, 3d.yaml and axes.py"
+    file.write_text(json.dumps({"distributed_type": kind, "pipeline_stages": 4}), encoding="utf-8")
+    with pytest.raises(ValueError, match="unknown keys"):
+        launched(file, 4)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_fp16_on_a_cpu_is_fp32_without_a_word() -> None:
     """accelerate 1.15; see `check.check_fp16`."""
@@ -158,7 +175,7 @@ def test_an_adapters_activations_under_zero3_are_computed_again_as_any(tmp_path:
 
 
 def test_deepspeed_gives_its_groups_no_timeout() -> None:
-    """DeepSpeed 0.19.8; see `process_group.limit_waiting`."""
+    """DeepSpeed 0.19.8; see `upstream.set_default_timeout`."""
     assert "return torch.distributed.new_group(ranks)\n" in inspect.getsource(TorchBackend.new_group)
 
 

@@ -18,6 +18,7 @@ from indictune.data.read.file_form import STANDARD, FileForm
 from indictune.data.read.open_files import saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, Record, read_batches, read_records
 from indictune.errors import Problems, UserError, problem
+from indictune.upstream import digest_of_split
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder, Features
@@ -102,10 +103,10 @@ def declared_class_names(rows: SplitRows) -> Mapping[str, Sequence[str]]:
 
 
 def fingerprint_of(rows: SplitRows) -> str:
-    """Digest of the content of a split. `datasets` computes it from the files, their commit and how they are read."""
+    """Digest of the content of a split."""
     if isinstance(rows, SplitFiles):
         return repr([rows.class_names, *((file, file_digest(file)) for file in rows.files)])
-    return str(rows._fingerprint)
+    return digest_of_split(rows)
 
 
 def split_name(split: str, rows: SplitRows) -> str:

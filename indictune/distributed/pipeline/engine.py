@@ -25,6 +25,7 @@ from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
 from indictune.distributed.pipeline.schedule import bubble, chunks_of
 from indictune.distributed.pipeline.stages import Stages, shard, sum_with
 from indictune.distributed.sharding import average_gradients, local_part, unwrapped
+from indictune.distributed.upstream import save_whole
 
 
 class StageGradients:
@@ -102,10 +103,10 @@ def write_whole_weights(trainer: Trainer, model: nn.Module, folder: Path, group:
     if not trainer.args.should_save:
         return
     if is_adapter:
-        trainer._save(str(folder), state_dict=trained)  # with the adapter's part in the first stage
+        save_whole(trainer, folder, trained)  # with the adapter's part in the first stage
         save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
-        trainer._save(str(folder), state_dict=weights)
+        save_whole(trainer, folder, weights)
 
 
 def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from indictune.checkpoint.train_state import read_counters
 from indictune.distributed import collectives
 from indictune.distributed.launch import shown_axes
 from indictune.errors import UserError
+from indictune.training import upstream
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import NothingLeft
 
@@ -104,10 +105,8 @@ class RestoreProgress(TrainerCallback):
     def _restore_counters(self, manifest: Manifest, args: TrainingArguments) -> None:
         trainer, counters = self.trainer, read_counters(self.checkpoint)
         loss, since_step = unlogged_loss(self.checkpoint, manifest, args)
-        trainer._tr_loss += loss
-        carried = collectives.gather_from_all(loss)  # the Trainer's own mean is of this start's steps alone
-        trainer._total_loss_scalar -= sum(carried) / len(carried)
-        trainer._globalstep_last_logged = since_step
+        of_ranks = collectives.gather_from_all(loss)
+        upstream.carry_loss(trainer, loss, since_step, sum(of_ranks) / len(of_ranks))
         trainer.restore_unlogged(counters[0]["task"] if counters else {})
         trainer.throughput.count_on(counters[0]["throughput"] if counters else {})
         left_out = max((each["left_out"] for each in counters), default=0)
@@ -117,7 +116,7 @@ class RestoreProgress(TrainerCallback):
         """Evaluate the checkpoint's step, which the run was stopped before, and save it again."""
         trainer = self.trainer
         self._load_random_states(self.checkpoint, args)
-        trainer._determine_best_metric(trainer._evaluate(None, None), None)
+        upstream.evaluate_as_in_training(trainer)
         trainer._save_checkpoint(trainer.model_wrapped, None)
         trainer.checkpoints.finish()
         # The evaluation has drawn a number.

@@ -14,6 +14,7 @@ from indictune.distributed.agreement import DivergedError, check_copies
 from indictune.distributed.sharding import has_own_optimizer, unwrapped
 from indictune.training.bad_steps import CollectiveFlags, is_below_one, mean_over_ranks
 from indictune.training.task_trainer import TaskTrainer
+from indictune.training.upstream import forget_nan_loss
 
 
 class StepFlags(TrainerCallback):
@@ -102,10 +103,7 @@ class CheckDivergence(TrainerCallback):
 
 
 class KeepRecords(TrainerCallback):
-    """Forgets a NaN that was logged, and a best step whose weights are not kept.
-
-    The Trainer (5.23) subtracts the summed loss from itself after it is logged, which keeps a NaN.
-    """
+    """Forgets a NaN that was logged, and a best step whose weights are not kept."""
 
     def __init__(self, trainer: TaskTrainer) -> None:
         self.trainer = trainer
@@ -119,7 +117,7 @@ class KeepRecords(TrainerCallback):
         **_: Any,
     ) -> None:
         if logs is not None and "loss" in logs:
-            self.trainer._tr_loss.nan_to_num_(0.0, 0.0, 0.0)
+            forget_nan_loss(self.trainer)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.trainer.forget_uncompared_best()
