@@ -210,7 +210,7 @@ def run_task(task: Any, settings: dict[str, Any], callback: Callable[[Any, Any],
     from indictune.supervise.execute import execute
     from indictune.training import run_task
 
-    train = run_task.train
+    train = vars(run_task)["train"]
 
     def add_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(callback(trainer, trainer.throughput))

@@ -127,7 +127,7 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 def main() -> int:
     """Run the task with the callback `CountBytes`."""
     task: Task[Any, Any, Any] = Chat() if os.environ.get("TASK") == "llama" else Classification()
-    train = run_task.train
+    train = vars(run_task)["train"]
 
     def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())

@@ -83,7 +83,7 @@ def demo_app(args: DemoFlags) -> Any:
     from indictune.demo import demo_models, gradio_pages
     from indictune.demo.space_folder import talks
 
-    trust = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
+    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
     if talks(Path(args.model)):
         from indictune.prediction.chat_model import open_chat_model
 

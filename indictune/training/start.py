@@ -6,7 +6,7 @@ import logging
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
@@ -169,7 +169,7 @@ def load_model(
     if "active_vocabulary" in plan.configuration:
         from indictune.distributed.vocabulary_choice import use_active_vocabulary
 
-        use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
+        use_active_vocabulary(model, cast(Any, args), tokens.datasets, rows.tokenizer, point.checkpoint)
     return model
 
 

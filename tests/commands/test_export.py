@@ -38,7 +38,7 @@ def test_each_format_holds_its_own_kind_of_model(tmp_path: Path, monkeypatch: py
     with refused("export-wants-format", "a language model. Use --format gguf", flag="--format"):
         export_model(ExportFlags(folder_with(tmp_path / "llama", **LLAMA)))
     with refused("export-wants-format", "no language model. Use --format onnx", flag="--format"):
-        export_model(ExportFlags(folder_with(tmp_path / "bert", **CLASSIFIER), "gguf"))
+        export_model(ExportFlags(folder_with(tmp_path / "bert", **CLASSIFIER), format="gguf"))
     with refused("export-not-a-classifier", "BertForMaskedLM"):
         export_model(ExportFlags(folder_with(tmp_path / "masked", architectures=["BertForMaskedLM"])))
     assert sorted(path.name for path in tmp_path.rglob("*onnx*")) == []

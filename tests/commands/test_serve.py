@@ -141,7 +141,7 @@ def test_the_place_where_json_breaks_is_named(url: str) -> None:
 
 
 def test_a_large_body_without_a_length_is_refused_like_others(model: Path) -> None:
-    args = ServeFlags(str(model), max_request_bytes=1_000)
+    args = ServeFlags(model=str(model), max_request_bytes=1_000)
     app = create_app(load_served_classifier(args), args.name, args)
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -180,7 +180,7 @@ def test_context_groups_share_the_tokens_of_a_row() -> None:
     ],
 )
 def test_a_machine_by_its_flags(given: dict[str, str], memory: float, in_node: float, between: float) -> None:
-    machine = asked_machine(MachineArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))  # type: ignore[arg-type]
+    machine = asked_machine(MachineArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))
     assert (machine.memory_bytes, machine.in_node, machine.between_nodes) == (memory, in_node, between)
     assert machine.host_bytes == 500e9
 
