@@ -40,7 +40,7 @@ class ShownModelArguments(FinishedModelArguments):
 
 
 @dataclass
-class ServeFlags(ShownModelArguments, ClassifierArguments, RequestLimits):
+class ServeFlags(RequestLimits, ShownModelArguments, ClassifierArguments):
     """Which finished classifier is served, where, and within which limits. Other values default to its training's."""
 
     command = "serve"

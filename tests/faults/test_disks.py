@@ -399,7 +399,8 @@ def test_a_folder_that_is_closed_is_reported_and_the_last_checkpoint_stays(
     job.folder.chmod(0o755)
     assert result.returncode == 2, result.stderr
     message = result.stderr.partition(": ")[2].partition("\n")[0]
-    status = json.dumps({"state": "user_error", "message": message}, indent=2) + "\n"
+    problems = [{"code": "folder-not-writable", "flag": "--output_dir", "text": message}]
+    status = json.dumps({"state": "user_error", "message": message, "problems": problems}, indent=2) + "\n"
     assert result.stderr.splitlines() == [
         f"indictune: --output_dir {job.folder}: it cannot be written to (Permission denied). "
         "Use another folder. [folder-not-writable]",

@@ -50,7 +50,7 @@ def refuse(run: Run) -> None:
     run.recipe.problems.raise_any()
 
 
-def status(folder: str = "out") -> dict[str, str]:
+def status(folder: str = "out") -> dict[str, Any]:
     return dict(json.loads(Path(folder, "status.json").read_text(encoding="utf-8")))
 
 
@@ -58,7 +58,8 @@ def test_a_problem_of_the_user_is_reported_once_and_ends_with_2(capsys: pytest.C
     assert execute(refuse, refused("--output_dir", "out")) == 2
     message = "--sed: there is no such flag. Did you mean `--seed`? [unknown-name]"
     assert capsys.readouterr() == ("", f"indictune: {message}\n")
-    assert status() == {"state": "user_error", "message": message}
+    problems = [{"code": "unknown-name", "flag": "--sed", "text": message}]
+    assert status() == {"state": "user_error", "message": message, "problems": problems}
     assert [path.name for path in Path("out").iterdir()] == ["status.json"]
 
 
