@@ -24,14 +24,13 @@ from benchmarks.environment import environment, write_results
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import Axes, Launch
 from indictune.console_text import table
-from indictune.distributed.pipeline.schedule import bubble
+from indictune.distributed.pipeline.layout import bubble
 from indictune.models.builtin import resolve
 from indictune.models.config_shapes import meta_model
-from indictune.planning.kept_bytes import Kept, Types, gradients_between, kept_bytes
 from indictune.planning.out_of_memory import PARTS
+from indictune.planning.rank_bytes import Kept, Types, gradients_between, kept_bytes
 from indictune.planning.rank_weights import LayerWidths, ModelWeights, Weight
-from indictune.planning.sent_bytes import AxisSizes, bytes_summed, keys_passed, layer_sums, passed_on
-from indictune.planning.step_time import SUMS
+from indictune.planning.step_time import SUMS, AxisSizes, bytes_summed, keys_passed, layer_sums, passed_on
 
 ROWS, TOKENS, TOKENS_OF_CHAT = 16, 32, 512  # of a step, and of a row
 MICRO_BATCHES = 4

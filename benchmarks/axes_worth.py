@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from benchmarks.axes_jobs import MACHINES, Job, estimate, jobs, layouts
 from indictune.console_text import table
-from indictune.planning import sent_bytes
+from indictune.planning import step_time
 from indictune.planning.hardware import Machine, assumed
-from indictune.planning.kept_bytes import FP32, HALF
 from indictune.planning.memory import Memory
+from indictune.planning.rank_bytes import FP32, HALF
 from indictune.planning.rank_weights import LayerWidths
-from indictune.planning.sent_bytes import AxisSizes
-from indictune.planning.step_time import SUMS, SUMS_IF_GATED, Step
+from indictune.planning.step_time import SUMS, SUMS_IF_GATED, AxisSizes, Step
 
 Estimate = tuple[Memory, Step]
 
@@ -59,7 +58,7 @@ def hidden_from(machine: Machine) -> tuple[float, float]:
     """
     gpus, flops = machine.gpus, assumed("achieved") * machine.flops
     link = machine.link(gpus)
-    return sent_bytes.bytes_summed(FP32, gpus) / link * flops / 4, 2 * sent_bytes.bytes_gathered(
+    return step_time.bytes_summed(FP32, gpus) / link * flops / 4, 2 * step_time.bytes_gathered(
         HALF, gpus
     ) / link * flops / 6
 
@@ -71,7 +70,7 @@ def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> flo
     """
     layer = LayerWidths(1, hidden, 4 * hidden, 1, hidden, kind == "llama")
     count = SUMS_IF_GATED if layer.is_gated else SUMS
-    sums = sent_bytes.layer_sums(layer, AxisSizes(tensor=parts), 1, HALF, count) / machine.link(parts)
+    sums = step_time.layer_sums(layer, AxisSizes(tensor=parts), 1, HALF, count) / machine.link(parts)
     return float(sums / (6 * 12 * hidden**2 / parts / (assumed("achieved") * machine.flops)))
 
 

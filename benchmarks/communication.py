@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
-from indictune.planning.sent_bytes import bytes_gathered, bytes_scattered, bytes_summed
+from indictune.planning.step_time import bytes_gathered, bytes_scattered, bytes_summed
 from tests.ranks.launching import accelerate, start
 
 RANKS = 2

@@ -34,8 +34,8 @@ from benchmarks.row_lengths import TWEETS, draw_lengths
 from indictune.console_text import table
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import JoinRows, PadToLongest
+from indictune.distributed.pipeline.layout import SCHEDULES, bubble, chunks_of
 from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
-from indictune.distributed.pipeline.schedule import SCHEDULES, bubble, chunks_of
 from indictune.distributed.pipeline.stages import Stages
 from indictune.models.unpadded import classify_unpadded
 from tests.ranks.launching import torchrun

@@ -34,7 +34,7 @@ from indictune.console_text import table
 from indictune.models.builtin import resolve
 from indictune.planning.memory import CALIBRATION
 from indictune.planning.out_of_memory import PARTS, estimated
-from indictune.planning.sent_bytes import AxisSizes, DataSplit
+from indictune.planning.step_time import AxisSizes, DataSplit
 from indictune.preflight.derive import plan_of_rows
 
 # Files that only share the batch: the engine, and what it splits.

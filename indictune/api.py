@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from indictune.config.task_names import STATUS_FILE
+from indictune.config.flag_table import STATUS_FILE
 from indictune.errors import UserError
 from indictune.files import json_or_nothing
 

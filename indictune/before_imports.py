@@ -12,9 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from indictune.config.flag_table import flags_of, help_of, scripts_with
+from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, flags_of, help_of, scripts_with
 from indictune.config.read_words import early_problems, keep_command_line, unknown_name
-from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
 from indictune.console_text import printable
 from indictune.errors import UserError
 

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from indictune.commands import VERBS, TypedFlags, Verb
-from indictune.config.flag_table import flags_of, help_of
+from indictune.config.flag_table import SCRIPTS, STATUS_FILE, WORDS, flags_of, help_of
 from indictune.config.read_words import early_problems, read_command_line, read_flags, unknown_name
-from indictune.config.task_names import SCRIPTS, STATUS_FILE, WORDS
 from indictune.console_text import in_columns, printable
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.versions import __version__

@@ -18,8 +18,8 @@ from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.commands.train import read_asked
 from indictune.config.recipe import read_recipe
 from indictune.distributed.launch import read_deepspeed
-from indictune.shipped_files import strategies
 from indictune.tasks.protocol import Task
+from indictune.versions import strategies
 from tests.ranks.launching import ROOT, free_port, python, start
 
 NAVIGATION = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)

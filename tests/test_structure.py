@@ -21,7 +21,7 @@ LAYERS = [
     {"indictune.credentials", "indictune.errors"}
     | {"indictune.console_text", "indictune.progress", "indictune.versions"}
     | {"indictune.cache_folders", "indictune.file_locks", "indictune.versions"}
-    | {"indictune.files", "indictune.stop_signals", "indictune.shipped_files", "indictune.upstream"},
+    | {"indictune.files", "indictune.stop_signals", "indictune.versions", "indictune.upstream"},
     {"indictune.config"},
     {"indictune.run", "indictune.before_imports"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},

@@ -31,10 +31,9 @@ from indictune.models.atomic_folder import (
     whole_folder,
 )
 from indictune.models.load import read_tokenizer, read_weights
-from indictune.models.load_errors import explained
-from indictune.models.serving_tokenizer import serve_as_trained
+from indictune.models.serving_model import serve_as_trained
 from indictune.models.trained import trained_config
-from indictune.models.trusted_files import ADAPTER, INDEX, weights_files
+from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files
 from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"

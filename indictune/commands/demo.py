@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from indictune.commands.serve import ShownModelArguments
 from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments
+from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
 from indictune.errors import Problems, problem
+from indictune.prediction.chat_model import ChatModel, TooLongError
+from indictune.prediction.labelled_rows import as_records, label, text_batch
+from indictune.prediction.served_classifier import Classifier
 from indictune.versions import check_extra
+
+
+def classify_with(classifier: Classifier) -> Classify:
+    """Labels a text as `indictune predict` does."""
+
+    def classify(text: str) -> Answer:
+        (row,) = as_records(label(classifier, text_batch([text])))
+        given = row["label"]
+        if given is None:
+            return Answer("", None, row["language"])
+        name = ", ".join(given) or "none" if isinstance(given, list) else str(given)
+        return Answer(name, row.get("scores"), row["language"])
+
+    return classify
+
+
+def reply_with(model: ChatModel) -> Reply:
+    """Answers a conversation as `indictune chat` does. One answer is made at a time."""
+    one_at_a_time = threading.Lock()
+
+    def reply(messages: list[Message]) -> Iterator[str]:
+        pieces: SimpleQueue[str | None] = SimpleQueue()
+
+        def answer() -> None:
+            try:
+                with one_at_a_time:
+                    replace(model, messages=messages[:-1]).answer(messages[-1]["content"], pieces.put)
+            except TooLongError as error:
+                pieces.put(str(error))
+            finally:
+                pieces.put(None)
+
+        threading.Thread(target=answer, daemon=True).start()
+        said = ""
+        while (piece := pieces.get()) is not None:
+            said += piece
+            yield said
+        if not said:
+            yield "(the model ended its answer at once)"
+
+    return reply
 
 
 @dataclass
@@ -80,7 +127,7 @@ def demo_app(args: DemoFlags) -> Any:
     from fastapi import FastAPI
     from gradio import mount_gradio_app
 
-    from indictune.demo import demo_models, gradio_pages
+    from indictune.demo import gradio_pages
     from indictune.demo.space_folder import talks
 
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
@@ -88,11 +135,11 @@ def demo_app(args: DemoFlags) -> Any:
         from indictune.prediction.chat_model import open_chat_model
 
         model = open_chat_model(args.model, **args.of_answers, **trust)
-        blocks = gradio_pages.chat_page(args.name, demo_models.reply_with(model))
+        blocks = gradio_pages.chat_page(args.name, reply_with(model))
     else:
         from indictune.prediction.served_classifier import load_served_classifier
 
         classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
-        blocks = gradio_pages.classifier_page(args.name, demo_models.classify_with(classifier))
+        blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
     footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES
     return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)

@@ -22,8 +22,8 @@ from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
+from indictune.distributed.agreement import unreachable
 from indictune.distributed.launch import rank_of, read_launch
-from indictune.distributed.node_meeting import unreachable
 from indictune.doctor.check_lines import Outcome, exit_code, lines_as_json, of_problem
 from indictune.doctor.compare_ranks import LAUNCH_CHECK
 from indictune.doctor.examination import Subject, examine

@@ -17,16 +17,14 @@ from typing import Any
 
 from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
 from indictune.config.fields import Checked, flag
-from indictune.config.flag_table import flags_of
+from indictune.config.flag_table import PARITY_TRACE, SCRIPTS, flags_of
 from indictune.config.recipe import read_arguments
-from indictune.config.task_names import PARITY_TRACE, SCRIPTS
 from indictune.console_text import printable, table
 from indictune.distributed.choose_launcher import Launcher, choose_launcher, fitting_launcher
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.parity.compare_traces import TRACE, RunComparison, RunDifference, Traced, compare_traces
-from indictune.parity.picture import draw_losses
-from indictune.shipped_files import as_seen_from_here, script
+from indictune.parity import TRACE, RunComparison, RunDifference, Traced, compare_traces, draw_losses
 from indictune.supervise import run_folder
+from indictune.versions import as_seen_from_here, script
 
 ONE = "one process"
 _HEADER = ("strategy", "processes", "loss", "grad norm", "weights", "evaluation", "verdict")

@@ -21,7 +21,7 @@ from indictune.console_text import printable, shown_bytes
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.load import read_config
 from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name
-from indictune.planning.kept_bytes import is_half
+from indictune.planning.rank_bytes import is_half
 from indictune.planning.step_time import flops_of_gpu
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import task_of

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from indictune.commands.ranking import MICRO_BATCHES, Ranking, micro_batch_flag
-from indictune.config.flag_table import flags_of
-from indictune.config.task_names import SCRIPTS, WORDS
+from indictune.config.flag_table import SCRIPTS, WORDS, flags_of
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate
 from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import CALIBRATION, calibration
-from indictune.shipped_files import as_seen_from_here, script, strategies
+from indictune.versions import as_seen_from_here, script, strategies
 
 OF_FP16 = {"bf16": False, "fp16": True}  # of a run on GPUs without bf16
 # Flags that are not passed on as they were typed.

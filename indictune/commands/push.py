@@ -19,8 +19,17 @@ from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
-from indictune.hub.publish import check_write, model_files, problems_of_name, published, refusal_of
-from indictune.hub.upload import Destination, PushError, retried, upload
+from indictune.hub.publish import (
+    Destination,
+    PushError,
+    check_write,
+    model_files,
+    problems_of_name,
+    published,
+    refusal_of,
+    retried,
+    upload,
+)
 from indictune.models.adapters import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.report.report_page import REPORT, write_without_texts

@@ -12,7 +12,7 @@ from pathlib import Path
 from indictune.config.fields import Checked, flag
 from indictune.config.read_words import with_flag
 from indictune.errors import UserError
-from indictune.shipped_files import everything
+from indictune.versions import everything
 
 _ALL = "all"
 

@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from indictune.config.fields import Checked, flag
-from indictune.config.flag_table import flags_of
+from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, WORDS, flags_of
 from indictune.config.read_words import read_flags, task_in, unknown_keys, unknown_name
 from indictune.config.strict_yaml import load_recipe
-from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
 from indictune.credentials import without_tokens
 from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
-from indictune.planning.host_memory import killed_processes
-from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
+from indictune.planning.hardware import killed_processes
 from indictune.stop_signals import OF_SCHEDULERS
 from indictune.supervise import run_folder
+from indictune.versions import FOLDER, as_seen_from_here, recipes, script
 
 _OF_ROWS = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".ods", ".txt", ".gz", ".zst"}
 

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from indictune.config.fields import Checked, OneOrMore, flag
-from indictune.config.row_arguments import BadRowArguments, TextArguments
+from indictune.config.shared_arguments import BadRowArguments, TextArguments
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]

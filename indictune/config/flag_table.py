@@ -1,4 +1,4 @@
-"""All flags of all programs, as `--help` lists them, from a generated file: reading it imports no other library."""
+"""All flags of all programs and the tasks by name, from a generated file: reading it imports no other library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from indictune.config.task_names import SCRIPTS
+# Task -> file in scripts/.
+SCRIPTS = {"classification": "train_sentiment.py", "tokens": "train_tokens.py", "chat": "train_llama.py"}
+
+# What `indictune train` takes for a task, besides its own name.
+WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}
+
+# A variable by which a script knows that `indictune train` has started it: the number of that process.
+LAUNCHED_BY = "INDICTUNE_LAUNCHED_BY"
+
+# A variable by which `indictune.train` in Python asks a command how it ended: the file that gets its status.
+STATUS_FILE = "INDICTUNE_STATUS_FILE"
+
+# A variable by which `indictune parity` asks a run for a trace: the file that gets it.
+PARITY_TRACE = "INDICTUNE_PARITY_TRACE"
+
 
 _FILE = "flags.json"
 

@@ -12,9 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from indictune.config.flag_table import flags_of, scripts_with
+from indictune.config.flag_table import SCRIPTS, flags_of, scripts_with
 from indictune.config.strict_yaml import load_recipe
-from indictune.config.task_names import SCRIPTS
 from indictune.credentials import holds_token
 from indictune.errors import Problem, UserError, problem
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from indictune.config.row_arguments import BadRowArguments
+from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.read.open_files import kind_of_file
 from indictune.errors import Problem, Problems, problem
 

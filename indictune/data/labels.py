@@ -19,9 +19,9 @@ import yaml
 
 from indictune.config.strict_yaml import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
+from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, write_table
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import SEPARATOR, normalise_label, shortened
-from indictune.data.rows import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, write_table
 from indictune.errors import Problem, Problems, UserError, problem
 
 REGRESSION = "regression"

@@ -12,30 +12,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments
-from indictune.config.row_arguments import TextArguments
-from indictune.config.shared_arguments import EvaluationArguments
+from indictune.config.shared_arguments import EvaluationArguments, TextArguments
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import build_once, with_progress
-from indictune.data.health.duplicates import same_texts
-from indictune.data.health.findings import Finding, Found, findings_in
-from indictune.data.health.label_findings import rare_labels
-from indictune.data.health.mojibake import Mojibake
-from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
-from indictune.data.read.file_form import form_of
-from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
-from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
-from indictune.data.rows import (
+from indictune.data.cache import (
     Column,
     StoredRows,
+    build_once,
     leaked_rows,
     listed_locations,
     map_table,
     move_rows,
     read_facts,
     stored_batches,
+    with_progress,
     write_facts,
     write_table,
 )
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
+from indictune.data.health.row_findings import rare_labels, same_texts
+from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
+from indictune.data.read.file_form import form_of
+from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
+from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
 from indictune.data.text.cleaning import SCHEMA, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
 

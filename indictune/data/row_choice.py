@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
+from indictune.data.cache import StoredRows, map_table, stored_batches, text_keys, write_table
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
-from indictune.data.rows import StoredRows, map_table, stored_batches, text_keys, write_table
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from indictune.config.arguments import SourceArguments
 from indictune.config.plan import RunPlan
-from indictune.config.row_arguments import TextArguments
+from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import BadRows, numbered_files
+from indictune.data.cache import StoredRows
 from indictune.data.columns import existing_columns
 from indictune.data.languages import language_of
 from indictune.data.read.file_form import STANDARD, decoded_lines, form_of
@@ -19,7 +20,6 @@ from indictune.data.read.open_files import files_named, kind_of_file
 from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
 from indictune.data.read.row_sources import SPLITS, builtin_files, columns_of
 from indictune.data.row_choice import split_of
-from indictune.data.rows import StoredRows
 from indictune.errors import Problems, UserError, attributed_to, problem
 
 BUILTIN = "builtin:names"

@@ -17,7 +17,7 @@ import yaml
 
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.shipped_files import FOLDER, as_seen_from_here, strategies
+from indictune.versions import FOLDER, as_seen_from_here, strategies
 
 _OLD_KEYS = ("fp16", "dynamo_backend")  # which accelerate (1.15) rewrites
 

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from indictune.distributed import collectives, convert_state, cpu_adam, sharding, strategy_limits
+from indictune.distributed import collectives, convert_state, sharding, strategy_limits, zero
 from indictune.distributed.convert_state import STATE_SHARDS, WEIGHT_SHARDS
 from indictune.progress import OWN_PROGRESS
 
@@ -161,7 +161,7 @@ class ModelState:
     def _restore_engine(self, checkpoint: Path) -> None:
         is_whole = not isinstance(self.model, PeftModel)  # of an adapter only the trained weights are saved
         deepspeed_load_checkpoint(self.wrapped, str(checkpoint), load_module_strict=is_whole)  # type: ignore[no-untyped-call]
-        cpu_adam.complete_states(self.wrapped)
+        zero.complete_states(self.wrapped)
 
 
 def engine_keeps(scheduler: object) -> bool:

@@ -211,9 +211,9 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     from_file = strategy_file.leave_to_plan(launch, environ)
     set_default_timeout(timedelta(seconds=timeout_s))
     if engine_of(launch.strategy).startswith("zero"):
-        from indictune.distributed import cpu_adam
+        from indictune.distributed import zero
 
-        cpu_adam.remove_stale_locks()
+        zero.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     join(environ, "gloo" if is_on_cpu else None, timeout_s)
     return from_file | (cpu_fallback.start_on_gloo(launch, timeout_s) if is_on_cpu else {})

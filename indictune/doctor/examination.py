@@ -1,4 +1,4 @@
-"""The whole examination: each rank looks at its machine, and all of them at what is between them."""
+"""The whole examination of machine and ranks, and the quick half that a run does by itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 
 from indictune.config.plan import AnyPlan
 from indictune.distributed import agreement, node_disks
+from indictune.distributed.collectives import gather_from_all
 from indictune.doctor import collective_checks, compare_ranks
 from indictune.doctor.check_lines import Outcome, merged, of_problem
 from indictune.doctor.compare_ranks import LAUNCH_CHECK, alike_lines, clock_lines, clock_readings, launch_line
@@ -35,7 +36,7 @@ from indictune.doctor.run_files import (
     row_digests,
     row_line,
 )
-from indictune.errors import Problem, UserError
+from indictune.errors import Problem, UserError, problem
 
 RECIPE_CHECK = "recipe"
 _FIRST = (PACKAGES_CHECK, RECIPE_CHECK, ROWS_CHECK)
@@ -172,3 +173,35 @@ def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[
         "all nodes see the same files" if of_ranks[0]["shared"] else "each node has its own disk, and keeps a copy"
     )
     return [Outcome("shared disk", "ok", shared)]
+
+
+_NUMBERS = 1 << 16  # float32 numbers of a rank
+
+
+def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
+    """What the user is warned of; nothing for one process. All ranks must call it, and all get the same.
+
+    Args:
+        plan: of the run. Its folder exists.
+        args: of this rank, once the process group is up.
+
+    Raises:
+        UserError: a collective gives a wrong result.
+    """
+    if args.world_size == 1:
+        return []
+    base = collective_checks.known_numbers(_NUMBERS, args.device)
+    right = {each.name: collective_checks.is_right(each, base) for each in collective_checks.COLLECTIVES}
+    own = [
+        *package_lines(plan.environ, plan.gpus, args.world_size),
+        shared_memory_line(),
+        disk_line(plan, timed=False),
+    ]
+    everyone = gather_from_all((agreement.host(), own, right, clock_readings()))
+    hosts = [each[0] for each in everyone]
+    by_name = {name: [each[2][name] for each in everyone] for name in right}
+    if wrong := collective_checks.wrong_lines(by_name, hosts):
+        raise UserError(problems=[problem("collective-wrong", each.check, each.found) for each in wrong])
+    found = merged([each[1] for each in everyone], hosts)
+    found += clock_lines([each[3] for each in everyone], hosts)
+    return [f"{line.check}: {line.found}. {line.cure}" for line in found if line.status != "ok"]

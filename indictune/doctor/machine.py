@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from indictune.config.plan import Launch
-from indictune.distributed.cpu_adam import needs_cpu_adam
+from indictune.distributed.zero import needs_cpu_adam
 from indictune.doctor.check_lines import Outcome, Status, named_ranks
 from indictune.planning.machine_failures import SHARED_MEMORY
 from indictune.versions import __version__, versions_of

@@ -30,7 +30,7 @@ from indictune.hub.public_text import without_folders
 from indictune.models import builtin
 from indictune.models.adapters import base_of, config_file, continues_texts
 from indictune.models.trusted_files import ADAPTER_CONFIG
-from indictune.shipped_files import strategies
+from indictune.versions import strategies
 
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.

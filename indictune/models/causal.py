@@ -28,7 +28,7 @@ from indictune.models.load import (
     set_padding,
     stored_quantisation,
 )
-from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
+from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained
 from indictune.models.unpadded import why_not_joined
 
 OUTPUT_LAYER = "lm_head"

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from indictune.config.arguments import ModelArguments, ProblemType
-from indictune.config.row_arguments import LongText
+from indictune.config.shared_arguments import LongText
 from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora
 from indictune.models.load import (
@@ -30,7 +30,7 @@ from indictune.models.load import (
     set_module_dropout,
     set_padding,
 )
-from indictune.models.load_errors import MODEL_FLAG
+from indictune.models.trusted_files import MODEL_FLAG
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError, problem
 from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora, without_adapter
-from indictune.models.load_errors import explained, first_line
+from indictune.models.trusted_files import explained, first_line
 
 
 def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:

@@ -28,8 +28,15 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import freeze_quantised, nf4_config, without_adapter
-from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
-from indictune.models.trusted_files import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
+from indictune.models.trusted_files import (
+    BROKEN,
+    MODEL_FLAG,
+    check_indexes,
+    check_links,
+    check_tokenizer_settings,
+    check_weights_setting,
+    explained,
+)
 
 # A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
 PROBES = {

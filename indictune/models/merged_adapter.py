@@ -29,9 +29,8 @@ from indictune.models.atomic_folder import (
     whole_folder,
 )
 from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
-from indictune.models.load_errors import explained
 from indictune.models.trained import add_adapter, take_quantisation
-from indictune.models.trusted_files import check_adapter, check_links
+from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.models.upstream import set_weight_conversions
 
 _BASE_FLAG = "--base_model"

@@ -20,8 +20,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import base_of, check_base, config_file
 from indictune.models.load import Model, read_config, read_weights, stored_quantisation
-from indictune.models.load_errors import explained, first_line
-from indictune.models.trusted_files import ADAPTER_CONFIG, check_adapter
+from indictune.models.trusted_files import ADAPTER_CONFIG, check_adapter, explained, first_line
 
 
 def load_trained(

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models import packed_weights
+from indictune.models import serving_model
 from indictune.models.adapters import without_adapter
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
@@ -105,8 +105,8 @@ def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
     """
     own = without_adapter(model)
     own.set_attn_implementation(ATTENTION)
-    if not trains and own.config.model_type in packed_weights.TYPES:
-        packed_weights.read_first_tokens(own)
+    if not trains and own.config.model_type in serving_model.TYPES:
+        serving_model.read_first_tokens(own)
     elif own.config.model_type == "llama":
         last = _LastTokens(own.config.pad_token_id)
         own.base_model.register_forward_hook(last.keep)

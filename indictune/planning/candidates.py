@@ -27,7 +27,7 @@ from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import Memory, NodeMemory, RankMemory, WrittenBytes, node_memory, written_bytes
 from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, model_flops_of_step
-from indictune.shipped_files import strategies
+from indictune.versions import strategies
 
 
 @dataclass(frozen=True)

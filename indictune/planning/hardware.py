@@ -1,20 +1,55 @@
-"""The machine of a plan: what the flags say of it, or this one, by the figures of data sheets."""
+"""GPUs, their links and the memory of a machine: by data sheets, by flags, or as this process sees them."""
 
 from __future__ import annotations
 
 import re
+import resource
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from indictune.config.shared_arguments import MachineArguments
 from indictune.errors import Problems, UserError, problem
-from indictune.planning.host_memory import free_and_capacity
+
+# Limit and use of this process's control group, version 2 and 1.
+CONTROL_GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+COUNTS = Path("/proc/vmstat")
+
+
+def free_and_capacity() -> tuple[int, int]:
+    """Bytes that are free and bytes that there are, by the tightest of machine, control group and `ulimit -v`."""
+    machine = psutil.virtual_memory()
+    found = [(machine.available, machine.total)]
+    for limit, use in CONTROL_GROUPS:
+        with suppress(OSError, ValueError):  # `max` is no number
+            most = int(limit.read_text(encoding="ascii"))
+            found.append((max(0, most - int(use.read_text(encoding="ascii"))), most))
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        found.append((max(0, most - psutil.Process().memory_info().vms), most))
+    return min(found)
+
+
+def killed_processes() -> int:
+    """How many processes Linux has killed for lack of memory since it started, those of control groups included."""
+    with suppress(OSError):
+        for line in COUNTS.read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
 
 DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
 _BYTES = {"m": 1e6, "g": 1e9, "t": 1e12, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}

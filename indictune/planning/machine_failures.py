@@ -13,7 +13,7 @@ from indictune.config.plan import AnyPlan
 from indictune.console_text import shown_bytes
 from indictune.distributed import process_group
 from indictune.errors import Problem, problem
-from indictune.planning.host_memory import killed_processes
+from indictune.planning.hardware import killed_processes
 from indictune.planning.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory
 from indictune.progress import OWN_PROGRESS
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from indictune.config.plan import AnyPlan
 from indictune.distributed.launch import engine_of
-from indictune.distributed.pipeline.schedule import chunks_of
+from indictune.distributed.pipeline.layout import chunks_of
 from indictune.models.config_shapes import MetaModel
-from indictune.planning import activations
-from indictune.planning.kept_bytes import FP32, NF4_BYTES, NF4_SCALES, gradients_between, kept_bytes, types_of
+from indictune.planning import rank_bytes
+from indictune.planning.rank_bytes import FP32, NF4_BYTES, NF4_SCALES, gradients_between, kept_bytes, types_of
 from indictune.planning.rank_weights import ModelWeights, Weight
 
 # Of a process on a GPU: CUDA with the code of its kernels, and buffers of NCCL for each kind of group. Judgements.
@@ -73,7 +73,7 @@ class RankMemory:
         self.stages = weights.of_stages(axes, chunks)
         self.kept = [kept_bytes(each, plan.launch, self.types) for each in self.stages]
         self._between = [gradients_between(each, plan.launch, self.types) for each in self.stages]
-        self._working = [activations.working_bytes(plan, each, self.types) for each in self.stages]
+        self._working = [rank_bytes.working_bytes(plan, each, self.types) for each in self.stages]
         self._repeats = weights.repeats
 
     @cached_property
@@ -94,15 +94,15 @@ class RankMemory:
     def of_stage(self, stage: int, tokens: int, micro_batches: int) -> Memory:
         """As `at`, of a process of one stage: the first keeps the most micro-batches, the last has the head."""
         plan, kept = self.plan, self.kept[stage]
-        flight = activations.in_flight(plan, stage, micro_batches)
+        flight = rank_bytes.in_flight(plan, stage, micro_batches)
         has_logits = plan.head == "ForCausalLM" and stage == len(self.stages) - 1
         groups = NCCL_BYTES if plan.launch.world_size > 1 else 0
         return Memory(
             int(kept.parameters),
             int(max(kept.gradients, self._between[stage]) if micro_batches > 1 else kept.gradients),
             int(kept.optimizer_states),
-            int(activations.activation_bytes(plan, self.types, tokens, self.stages[stage], self._repeats, flight)),
-            activations.logits_bytes(self.config, self.types, tokens) if has_logits else 0,
+            int(rank_bytes.activation_bytes(plan, self.types, tokens, self.stages[stage], self._repeats, flight)),
+            rank_bytes.logits_bytes(self.config, self.types, tokens) if has_logits else 0,
             int(self._working[stage]),
             CONTEXT_BYTES + groups if plan.gpus else 0,
         )

@@ -26,8 +26,7 @@ from indictune.distributed.upstream import whole_gradients
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.config_shapes import MetaModel
-from indictune.planning.hardware import assumed
-from indictune.planning.host_memory import free_and_capacity
+from indictune.planning.hardware import assumed, free_and_capacity
 from indictune.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}

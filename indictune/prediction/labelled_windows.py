@@ -18,8 +18,7 @@ from filelock import Timeout
 from tqdm import tqdm
 
 from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
-from indictune.data.cache import write_through
-from indictune.data.rows import stored_batches
+from indictune.data.cache import stored_batches, write_through
 from indictune.errors import UserError
 from indictune.file_locks import lock_if_possible
 from indictune.prediction.labelled_rows import writer_of

@@ -17,8 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import configuration_of
-from indictune.config.row_arguments import LongText, TextArguments
-from indictune.config.shared_arguments import ClassifierArguments
+from indictune.config.shared_arguments import ClassifierArguments, LongText, TextArguments
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
@@ -33,8 +32,7 @@ from indictune.models.load import (
     positions_of,
     stored_quantisation,
 )
-from indictune.models.packed_weights import can_pack, pack_weights
-from indictune.models.serving_tokenizer import without_cleaning
+from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.trained import load_trained, trained_config
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.tasks.loss import mean_of_windows

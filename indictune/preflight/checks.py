@@ -107,7 +107,7 @@ def check_snapshots(plan: AnyPlan) -> list[Problem]:
 def _free_bytes(plan: AnyPlan) -> int:
     """What a run may use of the folder in memory: what is free, and what its own snapshots of before take."""
     from indictune.checkpoint.snapshots import MEMORY, folder_of
-    from indictune.planning.host_memory import free_and_capacity
+    from indictune.planning.hardware import free_and_capacity
 
     if not MEMORY.is_dir():
         return 0

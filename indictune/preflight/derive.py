@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.flag_table import SCRIPTS
 from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.config.task_names import SCRIPTS
 from indictune.distributed import devices
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of

@@ -16,8 +16,7 @@ from markupsafe import Markup
 from indictune.evaluation.breakdown import Breakdown, Group
 from indictune.evaluation.calibration import BINS, Calibration
 from indictune.hub.public_text import harmless
-from indictune.report.report_tables import largest_languages, spaced, titled
-from indictune.report.reported_run import Curve, ReportedRun
+from indictune.report.reported_run import Curve, ReportedRun, largest_languages, spaced, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

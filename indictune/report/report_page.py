@@ -1,22 +1,179 @@
-"""Write the report of a run, or of several that are compared: a page of HTML and its pictures."""
+"""The HTML of a report: verdicts in sentences, the most confident mistakes, pictures and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from indictune.evaluation.mistakes import MISTAKES
+from indictune.evaluation.breakdown import MISTAKES, SPLITS
 from indictune.files import HEALTH, SAMPLES, write_whole
-from indictune.hub.public_text import harmless
-from indictune.report import pictures, report_tables
+from indictune.hub.card_facts import with_interval
+from indictune.hub.public_text import harmless, without_folders
+from indictune.report import pictures, reported_run
 from indictune.report.pictures import Picture, drawing
-from indictune.report.reported_run import ReportedRun, read_run
-from indictune.report.verdicts import about_mistakes, findings_of, mistakes_of, verdicts_of
+from indictune.report.reported_run import DIGITS, ReportedRun, read_run, titled
+
+_MOST_MISTAKES = 30
+_ABOUT = {
+    "answers": "The answers of each language with the largest loss.",
+    "regression": "The rows of each language whose number is furthest off.",
+    "entities": "The sentences of each language with the most wrong tags.",
+}
+_SURE = "The rows of each language that the model gets wrong and is most sure of. Some may have a wrong label."
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Z][a-z]{3})?")  # BCP 47
+_MOST_TAGS = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A short statement with its reason. `kind` is how it is to be taken."""
+
+    title: str
+    reason: str
+    kind: Literal["fact", "good", "warning"] = "fact"
+
+
+def verdicts_of(run: ReportedRun) -> Iterator[Verdict]:
+    """The statements at the top of a report."""
+    breakdown = run.breakdown
+    if breakdown is not None:
+        name = titled(breakdown.score)
+        overall, languages = breakdown.overall, breakdown.by["language"]
+        rows = f"{overall.num_examples:,} {SPLITS[run.split]} rows; in brackets the 95% interval."
+        yield Verdict(f"{name} {with_interval(overall.scores[breakdown.score], DIGITS)}", f"On {rows}")
+        if len(languages) > 1:
+            worst = languages[breakdown.worst_language]
+            reason = f"{name} {with_interval(worst.scores[breakdown.score], DIGITS)}, on {worst.num_examples:,} rows."
+            yield Verdict(f"Worst language: {breakdown.worst_language}", reason)
+    if (against := against_baseline(run)) is not None:
+        yield against
+    if breakdown is not None and (sure := breakdown.calibration) is not None:
+        after = ""
+        if sure.temperature is not None:
+            after = f" With predict --calibrated it is {sure.calibrated_ece:.3f} (temperature {sure.temperature:.2f})."
+        yield Verdict(f"Calibration error {sure.ece:.3f}", f"Mean distance of confidence and accuracy.{after}")
+
+
+def findings_of(run: ReportedRun, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
+    """What was found in the rows, warnings first, with examples, which are texts of the rows."""
+    for each in sorted(run.health.get("findings") or [], key=lambda each: not each.get("warns")):
+        where = f" ({each['language']})" if each.get("language") else ""
+        kind: Literal["fact", "warning"] = "warning" if each.get("warns") else "fact"
+        examples = [without_folders(str(example)) for example in each.get("examples") or []]
+        title = f"{titled(str(each['name']))}{where}"
+        yield Verdict(title, without_folders(str(each.get("note") or "")), kind), examples if texts else []
+
+
+def against_baseline(run: ReportedRun) -> Verdict | None:
+    """Whether the model is better than the baseline by more than chance; None without a baseline."""
+    found: Mapping[str, Any] = run.facts.baseline.get("overall") or {}
+    if not found.get("difference"):
+        return None
+    first, second, gap = found["first"], found["second"], found["difference"]
+    both = f"Macro-F1: model {second:.3f}, baseline {first:.3f}."
+    interval = f"The 95% interval of the difference is {gap['low']:+.3f} to {gap['high']:+.3f}"
+    if gap["low"] <= 0 <= gap["high"]:
+        reason = f"{both} {interval}, which includes 0: the difference may be chance."
+        return Verdict("A tie with the baseline", reason, "warning")
+    reason = f"{both} {interval}, which excludes 0."
+    if gap["high"] < 0:
+        return Verdict("Worse than the baseline", reason, "warning")
+    if _covers(run, first):
+        reason += " But the interval of the model's own score contains the baseline's: more rows would tell."
+        return Verdict("Hardly better than the baseline", reason, "warning")
+    return Verdict("Better than the baseline", reason, "good")
+
+
+def _covers(run: ReportedRun, score: float) -> bool:
+    """Whether the interval of the model's macro-F1 contains a score."""
+    breakdown = run.breakdown
+    if breakdown is None or "macro_f1" not in breakdown.overall.scores:
+        return False
+    own = breakdown.overall.scores["macro_f1"]
+    return own.low <= score <= own.high
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A row that the model gets wrong.
+
+    Attributes:
+        text: of the row.
+        lang: its language for a browser, or empty.
+        where: its file and line, without the folder.
+        language: as the rows name it.
+        right: label, labels, number or tags; empty for a language model.
+        predicted: likewise.
+        how_wrong: how sure the model was, or how far off.
+    """
+
+    text: str
+    lang: str
+    where: str
+    language: str
+    right: str
+    predicted: str
+    how_wrong: str
+
+
+def mistakes_of(run: ReportedRun) -> list[Mistake]:
+    """The worst rows of the split that the report is about, of all languages in turn."""
+    rows = run.mistakes.get(run.split) or []
+    by_language: dict[str, int] = {}
+    ranked = []
+    for at, row in enumerate(rows):
+        rank = by_language[row["language"]] = by_language.get(row["language"], 0) + 1
+        ranked.append((rank, at, row))
+    chosen = sorted(sorted(ranked, key=lambda each: each[:2])[:_MOST_MISTAKES], key=lambda each: each[1])
+    kind = "" if run.breakdown is None else run.breakdown.kind
+    return [_mistake(kind, row) for _, _, row in chosen]
+
+
+def about_mistakes(run: ReportedRun) -> str:
+    """What the rows have in common."""
+    return _SURE if run.breakdown is None else _ABOUT.get(run.breakdown.kind, _SURE)
+
+
+def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
+    right, predicted, how_wrong = _compared(kind, row)
+    language, where = str(row["language"]), str(row.get("row") or "").replace("\\", "/").rpartition("/")[2]
+    return Mistake(str(row["text"]), _browser_language(language, row.get("script")), where, language, right,
+                   predicted, how_wrong)  # fmt: skip
+
+
+def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What is right, what the model says, and how wrong that is."""
+    wrong = float(row["wrongness"])
+    if kind == "answers":
+        return "", "", f"{wrong:.2f} nats a token"
+    right, predicted = row["label"], row["predicted"]
+    if kind == "regression":
+        return f"{right:.3g}", f"{predicted:.3g}", f"{wrong:.3g} off"
+    if kind == "entities":
+        return *_tags(row["text"].split(" "), right, predicted), f"{wrong:.0f} tags"
+    if kind == "multi_label":
+        return ", ".join(right) or "none", ", ".join(predicted) or "none", f"{wrong:.0%} sure"
+    return str(right), str(predicted), f"{wrong:.0%} sure"
+
+
+def _tags(words: Sequence[str], right: Sequence[str], predicted: Sequence[str]) -> tuple[str, str]:
+    """The words whose tags differ, with the right tags and with the predicted ones."""
+    each = [triple for triple in zip(words, right, predicted, strict=False) if triple[1] != triple[2]][:_MOST_TAGS]
+    return ", ".join(f"{word} {tag}" for word, tag, _ in each), ", ".join(f"{word} {tag}" for word, _, tag in each)
+
+
+def _browser_language(language: str, script: str | None) -> str:
+    """The `lang` of an element, or nothing for a name that is no code."""
+    if not _LANGUAGE.fullmatch(language):
+        return ""
+    return f"{language}-Latn" if script == "romanised" and "-" not in language else language
+
 
 REPORT = "report.html"
 FIGURES = "figures"
@@ -95,7 +252,7 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         sure = None if breakdown is None or breakdown.calibration is None else breakdown.calibration
         reliability = None if sure is None else pictures.draw_reliability(sure)
     found, data = list(findings_of(run, texts)), run.facts.metrics.get("data") or {}
-    chosen, others = report_tables.setting_tables(run.facts)
+    chosen, others = reported_run.setting_tables(run.facts)
     html = _rendered(
         "run.html.jinja",
         title=run.name,
@@ -103,23 +260,23 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         verdicts=list(verdicts_of(run)),
         curves=curves,
         languages=languages,
-        scores=report_tables.score_tables(run),
-        matrices=[] if breakdown is None else report_tables.matrices(breakdown),
+        scores=reported_run.score_tables(run),
+        matrices=[] if breakdown is None else reported_run.matrices(breakdown),
         all_languages=0 if breakdown is None else len(breakdown.by["language"]),
         reliability=reliability,
         about_mistakes=about_mistakes(run),
         mistakes=mistakes_of(run) if texts else [],
         hidden_mistakes=0 if texts else len(mistakes_of(run)),
         answers=run.answers[:_MOST_ANSWERS] if texts else [],
-        data=report_tables.data_table(run.facts),
+        data=reported_run.data_table(run.facts),
         notes=[note for note in data.get("notes") or [] if note not in {each.reason for each, _ in found}],
-        health=report_tables.health_tables(run),
+        health=reported_run.health_tables(run),
         findings=found,
         baseline=run.facts.baseline,
         chosen=chosen,
         others=others,
         command=run.facts.command if run.facts.chosen else "",
-        environment=report_tables.environment_table(run.facts),
+        environment=reported_run.environment_table(run.facts),
     )
     return Page(html, [each for each in (*curves, languages, matrix, reliability) if each is not None])
 
@@ -134,9 +291,9 @@ def comparison_page(runs: Sequence[ReportedRun]) -> Page:
         runs=[(run, list(verdicts_of(run))) for run in runs],
         curves=curves,
         languages=languages,
-        scores=report_tables.compared_scores(runs),
-        settings=report_tables.compared_settings(runs),
-        environment=report_tables.compared_environments(runs),
+        scores=reported_run.compared_scores(runs),
+        settings=reported_run.compared_settings(runs),
+        environment=reported_run.compared_environments(runs),
     )
     return Page(html, [*curves, *([languages] if languages else [])])
 

@@ -19,7 +19,7 @@ from indictune.config.shared_arguments import RequestLimits
 from indictune.errors import problem
 from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
 from indictune.prediction.served_classifier import Classifier
-from indictune.serving.request_limits import Limits, RefusedError, refusal
+from indictune.serving.server import Limits, RefusedError, refusal
 from indictune.versions import __version__
 
 _EXAMPLES = ["बहुत अच्छी फिल्म थी 😍", "worst movie ever"]

@@ -97,9 +97,9 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
         if end.state == "user_error" and not launch.is_one_node(os.environ):
-            from indictune.distributed import node_meeting
+            from indictune.distributed import agreement
 
-            node_meeting.leave(os.environ, end.message)
+            agreement.leave(os.environ, end.message)
         end = _cause(run, end)
         _tell(run, end)
         if end.state == "failed":
@@ -186,7 +186,7 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
             from indictune.hub import publish
-            from indictune.hub.upload import PushError
+            from indictune.hub.publish import PushError
 
             try:
                 publish.publish_run(run.output_dir, args)

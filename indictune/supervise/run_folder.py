@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from indictune.cache_folders import check_outside_checkpoints
-from indictune.config.task_names import STATUS_FILE
+from indictune.config.flag_table import STATUS_FILE
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, UserError
 from indictune.files import METRICS, write_json

@@ -13,8 +13,7 @@ from torch import nn
 
 from indictune.data.collation import Row
 from indictune.evaluation.breakdown import Breakdown, RowFacts
-from indictune.evaluation.console_tables import metrics_tables
-from indictune.evaluation.score_names import block_of
+from indictune.evaluation.score_names import block_of, metrics_tables
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 

@@ -60,7 +60,7 @@ class TextObjective(Objective):
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
-            from indictune.models.serving_tokenizer import serve_as_trained
+            from indictune.models.serving_model import serve_as_trained
 
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 

@@ -17,17 +17,17 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
+from indictune.data.cache import text_keys
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.health.duplicates import repeated_rows
 from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_findings import repeated_rows
 from indictune.data.health.row_health import Split, measure
 from indictune.data.health.tokenizer_health import check_unknown
-from indictune.data.rows import text_keys
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.text.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.entity_scores import entities, entity_kinds, predicted_tags
+from indictune.evaluation.label_scores import entities, entity_kinds, predicted_tags
 from indictune.evaluation.score_names import RATIOS, label_block
 from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer

@@ -24,7 +24,7 @@ from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
 from indictune.evaluation.breakdown import SPLITS
-from indictune.evaluation.console_tables import in_sentences
+from indictune.evaluation.score_names import in_sentences
 from indictune.files import TEST_FILE, write_json
 from indictune.hub import publish
 from indictune.hub.card import write_card
@@ -33,11 +33,9 @@ from indictune.report.report_page import write_report
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
-from indictune.training.baseline import add_baseline
-from indictune.training.evaluation import prepared_model
+from indictune.training.evaluation import prepared_model, write_samples
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.findings import Findings, data_facts
-from indictune.training.samples import write_samples
+from indictune.training.findings import Findings, add_baseline, data_facts
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 

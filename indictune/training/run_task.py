@@ -31,8 +31,8 @@ def main(task: Task[Any, Any, Any], run: Run) -> None:
     )
     result = train(trainer, plan, run, point, tokens)
 
+    from indictune.training.evaluation import write_samples
     from indictune.training.finish import finish, save_model  # with verification, card, report and Hub
-    from indictune.training.samples import write_samples
 
     saved_files = save_model(trainer, run)
     write_samples(trainer, run, tokens.samples)

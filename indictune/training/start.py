@@ -67,14 +67,14 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
     """
     if is_one_node(plan.environ):
         return []
-    from indictune.distributed import node_meeting
+    from indictune.distributed import agreement
     from indictune.training.rank_consistency import values_of_node
 
     def values() -> Values:
         in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
         return values_of_node(plan, in_files or {})
 
-    return node_meeting.meet("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
+    return agreement.meet("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
@@ -113,11 +113,11 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
         Finished: there is nothing to do.
     """
     if not is_one_node(plan.environ):
-        from indictune.distributed import node_meeting
+        from indictune.distributed import agreement
         from indictune.training.rank_consistency import values_of_rows
 
         values = partial(values_of_rows, tokens)
-        Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+        Problems(agreement.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if has_validation:
@@ -127,7 +127,7 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     args = bring_up(plan, run)
     if args.world_size > 1:
-        from indictune.doctor.quick_check import check_ranks
+        from indictune.doctor.examination import check_ranks
 
         run.warn(check_ranks(plan, args))
     point = _resume_point(plan, args, run)

@@ -35,7 +35,7 @@ from transformers import (
 from indictune.cli import main
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
-from indictune.models.serving_tokenizer import serve_as_trained
+from indictune.models.serving_model import serve_as_trained
 from indictune.prediction import labelled_windows
 from indictune.prediction.labelled_rows import label_texts
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier

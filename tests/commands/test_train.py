@@ -15,9 +15,8 @@ import pytest
 
 from indictune.cli import main
 from indictune.commands.train import read_asked
-from indictune.config.flag_table import flags_of
-from indictune.config.task_names import SCRIPTS
-from indictune.shipped_files import recipes, strategies
+from indictune.config.flag_table import SCRIPTS, flags_of
+from indictune.versions import recipes, strategies
 from tests.ranks.launching import ROOT, path, python, start
 
 ROWS = "text,label\n" + "".join(f"बहुत अच्छी फिल्म {n},positive\nबेकार फिल्म {n},negative\n" for n in range(20))

@@ -20,8 +20,7 @@ from indictune.config.arguments import (
     SentimentTrainingArguments,
 )
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.config.row_arguments import TextArguments
-from indictune.config.shared_arguments import EvaluationArguments
+from indictune.config.shared_arguments import EvaluationArguments, TextArguments
 from indictune.errors import Problem, UserError
 from tests.plans import codes
 

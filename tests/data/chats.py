@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.config.row_arguments import BadRowArguments
+from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.chat_tokens import SCHEMA, tokenised_chats
 from indictune.data.chat.conversations import (

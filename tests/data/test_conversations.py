@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import rows as rows_module
+from indictune.data import cache as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.chat import conversations
 from indictune.data.chat.conversations import Conversations

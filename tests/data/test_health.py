@@ -12,9 +12,9 @@ import pytest
 
 from indictune.cli import main
 from indictune.commands.dry_run import dry_run
+from indictune.data.cache import StoredRows
 from indictune.data.health.findings import Finding
 from indictune.data.health.row_health import RowHealth, Split, check_health, measure
-from indictune.data.rows import StoredRows
 from tests.conftest import FinishedRun
 from tests.data.test_unknown_tokens import tokenizer_of
 from tests.ranks.launching import ROOT

@@ -14,7 +14,7 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.data import rows as rows_module
+from indictune.data import cache as rows_module
 from indictune.data.bad_rows import BadRows
 from indictune.data.health.findings import Finding
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows

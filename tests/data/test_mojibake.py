@@ -12,7 +12,7 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.conversations import chat_sources, load_conversations
-from indictune.data.health.mojibake import Mojibake
+from indictune.data.health.findings import Mojibake
 from indictune.data.load_rows import load_splits
 from indictune.errors import Problems
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from indictune.data.packing import packed, packing_facts, stored_groups
-from indictune.data.rows import write_table
+from indictune.data.cache import write_table
+from indictune.data.chat.prepare_chats import packed, packing_facts, stored_groups
 from tests.data.packs import pack
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from indictune.data.health.label_findings import rare_labels
-from indictune.data.rows import StoredRows
+from indictune.data.cache import StoredRows
+from indictune.data.health.row_findings import rare_labels
 
 
 def rows_of(labels: Sequence[str]) -> StoredRows:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from indictune.config.arguments import DataArguments
-from indictune.data.health.duplicates import same_texts
+from indictune.data.cache import StoredRows
 from indictune.data.health.findings import Finding
+from indictune.data.health.row_findings import same_texts
 from indictune.data.load_rows import load_splits
-from indictune.data.rows import StoredRows
 
 MULTI = "multi_label_classification"
 

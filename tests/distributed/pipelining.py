@@ -30,8 +30,8 @@ from transformers import (
 )
 
 from indictune.distributed.pipeline.engine import StageGradients
+from indictune.distributed.pipeline.layout import SCHEDULES, Action, chunks_of
 from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
-from indictune.distributed.pipeline.schedule import SCHEDULES, Action, chunks_of
 from indictune.distributed.pipeline.stages import Stages
 from tests.models.tiny import CONFIGS, SMALL
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from indictune.distributed import cpu_adam
+from indictune.distributed import zero
 
 
 @pytest.fixture
@@ -24,21 +24,21 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_old(lock: Path) -> None:
-    long_ago = time.time() - cpu_adam.SECONDS_OF_A_BUILD - 1
+    long_ago = time.time() - zero.SECONDS_OF_A_BUILD - 1
     os.utime(lock, (long_ago, long_ago))
 
 
 def test_a_lock_older_than_any_build_is_removed(lock: Path) -> None:
-    cpu_adam.remove_stale_locks()
+    zero.remove_stale_locks()
     assert lock.exists()
     make_old(lock)
-    cpu_adam.remove_stale_locks()
+    zero.remove_stale_locks()
     assert not lock.exists()
 
 
 @pytest.mark.more
 def test_upstream_waits_for_a_stale_lock(lock: Path) -> None:
-    """When this fails, torch removes stale locks itself, and `indictune.distributed.cpu_adam` can go."""
+    """When this fails, torch removes stale locks itself, and `indictune.distributed.zero` can go."""
     make_old(lock)
     thread = threading.Thread(target=FileBaton(str(lock)).wait)
     thread.start()

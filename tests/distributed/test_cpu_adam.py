@@ -8,7 +8,7 @@ import pytest
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-from indictune.distributed.cpu_adam import count_again
+from indictune.distributed.zero import count_again
 
 STEPS = 12
 STOPS = (1, 5, 11)

@@ -10,8 +10,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from indictune.config.plan import Launch
-from indictune.distributed import node_meeting
-from indictune.distributed.node_meeting import leave, meet
+from indictune.distributed import agreement
+from indictune.distributed.agreement import leave, meet
 from indictune.errors import Problem
 from tests.ranks.launching import free_port
 
@@ -28,7 +28,7 @@ def environment(rank: int, ranks: int) -> dict[str, str]:
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     """That of a launcher."""
     served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(node_meeting, "_CONNECTED", [])
+    monkeypatch.setattr(agreement, "_CONNECTED", [])
     variables = {**environment(0, 3), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(served.port)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -65,7 +65,7 @@ def test_all_ranks_hear_of_all_differences() -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_rank_that_cannot_run_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_meeting, "_FAREWELL_S", 0.0)
+    monkeypatch.setattr(agreement, "_FAREWELL_S", 0.0)
     leave(environment(1, 2), "2 problems:\n  1. no such file")
     ((found,),) = met({"x": 1}, ranks=2)
     assert (found.code, found.details["rank"]) == ("other-node-refused", 1)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from indictune.distributed.pipeline.schedule import SCHEDULES, Action, actions, bubble, chunks_of
+from indictune.distributed.pipeline.layout import SCHEDULES, Action, actions, bubble, chunks_of
 
 SIZES = [(2, 2), (2, 8), (3, 6), (4, 4), (4, 16), (8, 8), (8, 24)]  # ranks and micro-batches
 

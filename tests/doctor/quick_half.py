@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from indictune.config.plan import Launch
-from indictune.doctor.quick_check import check_ranks
+from indictune.doctor.examination import check_ranks
 from indictune.errors import UserError
 from tests.doctor.planted import wrong_sum
 from tests.plans import plan_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indictune.evaluation.mistakes import Mistakes, wrongness
+from indictune.evaluation.breakdown import Mistakes, wrongness
 
 
 @pytest.mark.parametrize(

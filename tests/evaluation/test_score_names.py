@@ -21,7 +21,7 @@ from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Origins, Samples, Task, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 from indictune.tasks.tokens import TokenClassification, TokenTags
-from indictune.training.samples import scores_of_samples
+from indictune.training.evaluation import scores_of_samples
 from tests.models.tiny import words_tokenizer
 from tests.plans import codes, plan_of
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from indictune.cli import main
 from indictune.config.arguments import ModelArguments
 from indictune.models.load import load_tokenizer
-from indictune.models.serving_tokenizer import serve_as_trained
+from indictune.models.serving_model import serve_as_trained
 from indictune.models.tiny_models import sample_rows
 from tests.conftest import FinishedRun
 from tests.export.models import LABELS, random_classifier

@@ -378,7 +378,7 @@ def test_a_rank_that_hangs_while_it_writes_samples_is_named(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2", "--ddp_timeout", "10")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
-    said = job.start("STUCK@indictune.training.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
+    said = job.start("STUCK@indictune.training.evaluation:prompt_ids:2@1", test_llama.SCRIPT).stderr
     assert_holds_up(job, said, 2, "computing a token of a sample")
 
 

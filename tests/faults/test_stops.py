@@ -317,7 +317,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", command, flags)
-    stopped = job.start(f"SIGTERM@indictune.training.samples:broadcast:{token}", test_llama.SCRIPT)
+    stopped = job.start(f"SIGTERM@indictune.training.evaluation:broadcast:{token}", test_llama.SCRIPT)
     assert stopped.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), stopped.stderr
     assert job.status == {
         "state": "resumable",
@@ -337,7 +337,7 @@ def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
     flags = (*test_llama.METHODS["full"], *sizes, "--eval_strategy", "no", "--save_strategy", "no")
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
-    result = job.start("SIGTERM@indictune.training.samples:broadcast:3", test_llama.SCRIPT)
+    result = job.start("SIGTERM@indictune.training.evaluation:broadcast:3", test_llama.SCRIPT)
     assert result.returncode == 0, result.stderr
     assert (job.folder / "samples.jsonl").exists()
 

@@ -11,7 +11,7 @@ import pytest
 from indictune.commands.evaluate_file import FROM_TRAINING
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
-from indictune.config.row_arguments import BadRowArguments
+from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.chat.chat_columns import parse_columns
 from indictune.data.chat.conversations import evaluated_file, load_conversations
 from tests.data.chats import load

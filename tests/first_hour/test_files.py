@@ -17,7 +17,7 @@ import yaml
 
 from indictune.config.arguments import DataArguments
 from indictune.config.recipe import read_recipe
-from indictune.config.row_arguments import TextArguments
+from indictune.config.shared_arguments import TextArguments
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read import delimited, open_files
 from indictune.data.read.row_sources import text_sources

@@ -19,8 +19,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.plan import unresolved
-from indictune.config.row_arguments import LongText
-from indictune.config.shared_arguments import ClassifierArguments
+from indictune.config.shared_arguments import ClassifierArguments, LongText
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.text.tokenisation import usual_length, windows_of
 from indictune.errors import Problems

@@ -23,7 +23,7 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.distributed.choose_launcher import Launcher
-from indictune.planning import host_memory
+from indictune.planning import hardware
 from indictune.planning.machine_failures import check_interfaces
 from indictune.planning.memory import Memory
 from indictune.planning.out_of_memory import compared, estimated, out_of_memory, smallest_change
@@ -255,7 +255,7 @@ def test_an_interface_that_is_missing_is_named(variables: dict[str, str], gpus: 
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
-    monkeypatch.setattr(host_memory, "COUNTS", tmp_path / "vmstat")
+    monkeypatch.setattr(hardware, "COUNTS", tmp_path / "vmstat")
     (tmp_path / "vmstat").write_text(f"oom_kill_others 9\noom_kill {count}\n", encoding="ascii")
 
 
@@ -286,11 +286,11 @@ def test_a_killed_rank_is_put_down_to_memory_if_the_kernel_says_so(
 
 def test_the_tightest_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(tmp_path / "max", tmp_path / "now"), (tmp_path / "missing", tmp_path / "now")]
-    monkeypatch.setattr(host_memory, "CONTROL_GROUPS", limits)
+    monkeypatch.setattr(hardware, "CONTROL_GROUPS", limits)
     (tmp_path / "now").write_text("400\n", encoding="ascii")
     for limit, found in (("1000\n", (600, 1000)), ("max\n", psutil.virtual_memory().total)):
         (tmp_path / "max").write_text(limit, encoding="ascii")
-        assert found in (host_memory.free_and_capacity(), host_memory.free_and_capacity()[1])
+        assert found in (hardware.free_and_capacity(), hardware.free_and_capacity()[1])
 
 
 @pytest.mark.parametrize("kills", [0, 1])

@@ -16,12 +16,12 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
+from indictune.data.cache import map_table, write_table
 from indictune.data.chat import conversations
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read import row_sources
 from indictune.data.read.row_sources import entries_of
 from indictune.data.row_choice import Mixture, ValidationSplit
-from indictune.data.rows import map_table, write_table
 from indictune.errors import Problems
 from tests.problems import problems_raised
 from tests.ranks.launching import Run, accelerate, distance, python, train

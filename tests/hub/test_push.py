@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from indictune.cache_folders import _OF_A_CHECKPOINT
 from indictune.cli import main
-from indictune.hub import upload
+from indictune.hub import publish
 from tests.faults.hub import Fault, Hub
 from tests.hub.conftest import TOKEN
 from tests.hub.folders import CONFIG, model_folder
@@ -120,8 +120,8 @@ def test_a_repository_that_another_commit_holds_is_asked_again(server: Hub, fold
 def test_an_answer_that_does_not_come_is_not_waited_for(
     server: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "_SILENCE_S", 0.3)
-    monkeypatch.setattr(upload, "WAITS_S", (0, 0))
+    monkeypatch.setattr(publish, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(publish, "WAITS_S", (0, 0))
     server.faults = [Fault("/commit/", "slow")]
     began = time.monotonic()
     assert main(["push", str(folder), "me/out"]) == 0

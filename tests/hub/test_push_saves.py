@@ -9,8 +9,8 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.hub import upload
-from indictune.hub.upload import Destination
+from indictune.hub import publish
+from indictune.hub.publish import Destination
 from indictune.training.callbacks.push_saves import PushSaves
 from tests.faults.hub import Fault, Hub
 from tests.hub.folders import model_folder
@@ -46,7 +46,7 @@ def test_the_model_of_a_checkpoint_is_pushed_and_one_that_is_saved_meanwhile_is_
 def test_a_push_that_fails_is_a_warning(
     server: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "WAITS_S", ())
+    monkeypatch.setattr(publish, "WAITS_S", ())
     monkeypatch.setattr(logging.getLogger("indictune"), "propagate", True)
     server.refuses = True
     callback = PushSaves(tmp_path, Destination("me/out"))

@@ -10,7 +10,7 @@ import torch
 from transformers import AlbertConfig
 from transformers.activations import ACT2FN
 
-from indictune.models.packed_weights import TYPES, can_pack, pack_weights
+from indictune.models.serving_model import TYPES, can_pack, pack_weights
 from indictune.models.unpadded import CLASSIFIERS, classify_unpadded
 from tests.models.test_unpadded import batches, classifier
 

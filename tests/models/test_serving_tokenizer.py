@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from indictune.data.text.cleaning import clean
-from indictune.models.serving_tokenizer import cleaning_steps, serve_as_trained, without_cleaning
+from indictune.models.serving_model import cleaning_steps, serve_as_trained, without_cleaning
 from indictune.models.tiny_models import sample_rows
 
 LETTERS = [*map(chr, range(0x21, 0x7F)), *map(chr, range(0x900, 0x980)), *map(chr, range(0xB80, 0xC80))]

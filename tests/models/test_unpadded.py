@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.models import packed_weights, unpadded
+from indictune.models import serving_model, unpadded
 from indictune.models.attention import ATTENTION
 from indictune.models.unpadded import (
     CAUSAL,
@@ -143,7 +143,7 @@ class TestClassifiers:
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("model_type", packed_weights.TYPES)
+@pytest.mark.parametrize("model_type", serving_model.TYPES)
 def test_the_last_layer_labels_by_first_tokens_alone(model_type: str) -> None:
     model = classifier(model_type)
     _, joined = batches(model)

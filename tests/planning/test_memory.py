@@ -25,10 +25,9 @@ from indictune.models.adapters import add_lora
 from indictune.models.causal import load_causal
 from indictune.models.config_shapes import ParameterCounts, count_parameters, meta_model
 from indictune.models.load import load_tokenizer
-from indictune.planning.activations import in_flight, layer_bytes, working_bytes
-from indictune.planning.kept_bytes import Kept, kept_bytes, types_of
 from indictune.planning.memory import RankMemory, estimate_memory, micro_batch_tokens
 from indictune.planning.out_of_memory import held_bytes
+from indictune.planning.rank_bytes import Kept, in_flight, kept_bytes, layer_bytes, types_of, working_bytes
 from indictune.planning.rank_weights import ModelWeights, Weight, layer_widths
 from tests.plans import plan_of
 

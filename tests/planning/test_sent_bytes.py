@@ -11,19 +11,22 @@ from benchmarks import axes
 from benchmarks.axes_jobs import MACHINES, SMALL, job_of
 from benchmarks.axes_worth import tables
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.pipeline.schedule import bubble
+from indictune.distributed.pipeline.layout import bubble
 from indictune.planning.memory import RankMemory
 from indictune.planning.rank_weights import LayerWidths
-from indictune.planning.sent_bytes import (
+from indictune.planning.step_time import (
     AxisSizes,
+    RowLengths,
+    Step,
+    axis_sizes,
     bytes_gathered,
     bytes_summed,
     data_bytes,
+    estimate_step,
     keys_passed,
     layer_sums,
     passed_on,
 )
-from indictune.planning.step_time import RowLengths, Step, axis_sizes, estimate_step
 from tests.ranks.launching import ROOT
 
 LLAMA_8B = LayerWidths(layers=32, hidden=4096, inner=14336, heads=32, key_values=1024, is_gated=True)

@@ -11,7 +11,7 @@ from transformers import BertConfig
 from indictune.checkpoint import snapshots
 from indictune.config.plan import Launch
 from indictune.models.config_shapes import count_parameters
-from indictune.planning import host_memory
+from indictune.planning import hardware
 from indictune.preflight import checks
 from tests.plans import codes_of, plan_of
 
@@ -36,7 +36,7 @@ def test_a_node_without_room_is_refused(
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
     needed = held * of_parameter * count_parameters(plan.model, CONFIG, plan.head).total
     for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
-        monkeypatch.setattr(host_memory, "free_and_capacity", lambda free=free: (free, free))
+        monkeypatch.setattr(hardware, "free_and_capacity", lambda free=free: (free, free))
         assert codes_of(checks.check_snapshots, plan) == found
     monkeypatch.setattr(snapshots, "MEMORY", tmp_path / "none")
     assert codes_of(checks.check_snapshots, plan) == [("no-room-for-snapshots", "--snapshot_steps")]

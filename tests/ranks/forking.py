@@ -41,9 +41,9 @@ LATE = (
     "indictune.training.callbacks.parity_trace",
     "indictune.training.callbacks.restore_progress",
     "indictune.distributed.context",
-    "indictune.doctor.quick_check",
+    "indictune.doctor.examination",
     "indictune.planning.machine_failures",
-    "indictune.distributed.node_meeting",
+    "indictune.distributed.agreement",
     "sacrebleu",
 )
 

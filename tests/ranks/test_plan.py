@@ -10,7 +10,7 @@ import pytest
 from benchmarks.axes import Case, measure
 from benchmarks.plan import cases, compare_peak, error_of, tiny
 from indictune.planning.memory import calibration
-from indictune.shipped_files import strategies
+from indictune.versions import strategies
 
 ALL = [(ranks, case) for ranks in (1, 2, 4, 8) for case in cases(ranks)]
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from indictune.evaluation.breakdown import RowFacts, Scorer, as_json, break_down
 from indictune.evaluation.calibration import calibration_of
-from indictune.evaluation.entity_scores import entities
-from indictune.evaluation.label_scores import one_label, several_labels
+from indictune.evaluation.label_scores import entities, one_label, several_labels
 from indictune.evaluation.sum_scores import answers, numbers
 from tests.hub.folders import LABELS, METRICS, RECIPE, model_folder
 

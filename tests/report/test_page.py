@@ -11,10 +11,8 @@ import pytest
 from indictune.cli import main
 from indictune.config.recipe import Recipe
 from indictune.errors import Problems
-from indictune.report.report_page import write_report
-from indictune.report.report_tables import compared_settings, matrices
-from indictune.report.reported_run import read_run
-from indictune.report.verdicts import against_baseline
+from indictune.report.report_page import against_baseline, write_report
+from indictune.report.reported_run import compared_settings, matrices, read_run
 from indictune.run import Run
 from indictune.training.finish import report_run
 from tests.faults.hostile import IN_ROWS

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from indictune.serving.app import Batches, QueueFullError
-from indictune.serving.request_limits import Limits, Rate, RefusedError
+from indictune.serving.server import Limits, Rate, RefusedError
 
 Answer = tuple[int, str, str | None]
 
@@ -30,7 +30,7 @@ def test_a_client_may_send_the_requests_of_a_minute_at_once_and_then_one_by_one(
 
 
 def test_clients_that_are_idle_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indictune.serving.request_limits._REMEMBERED", 10)
+    monkeypatch.setattr("indictune.serving.server._REMEMBERED", 10)
     rate = Rate(1)
     for number in range(100):
         assert rate.wait_s(str(number), 61.0 * number) == 0

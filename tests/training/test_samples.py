@@ -19,7 +19,7 @@ from indictune.models.attention import ATTENTION
 from indictune.run import Run
 from indictune.tasks.protocol import Samples
 from indictune.training.chat_trainer import LlamaTrainer
-from indictune.training.samples import greedy, write_samples
+from indictune.training.evaluation import greedy, write_samples
 from tests.models.tiny import words_tokenizer
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 

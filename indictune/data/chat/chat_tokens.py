@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import smaller_batches
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.rows import smaller_batches
 from indictune.errors import Problems, UserError, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"

@@ -13,30 +13,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.config.row_arguments import BadRowArguments
+from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import build_once, with_progress
-from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
-from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
-from indictune.data.health.duplicates import repeated_rows
-from indictune.data.health.findings import Finding, Found, findings_in
-from indictune.data.health.mojibake import Mojibake
-from indictune.data.languages import language_of
-from indictune.data.read.read_files import Record
-from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
-from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
-from indictune.data.rows import (
+from indictune.data.cache import (
     BETWEEN_MESSAGES,
     StoredRows,
+    build_once,
     leaked_rows,
     map_table,
     move_rows,
     read_facts,
     stored_batches,
     text_keys,
+    with_progress,
     write_facts,
     write_table,
 )
+from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
+from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
+from indictune.data.health.row_findings import repeated_rows
+from indictune.data.languages import language_of
+from indictune.data.read.read_files import Record
+from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
+from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]

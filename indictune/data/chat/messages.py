@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import cycle
 
 from indictune.data.columns import shortened
-from indictune.data.read.json_files import kind_of
+from indictune.data.read.read_files import kind_of
 
 Message = dict[str, str]
 Row = dict[str, object]

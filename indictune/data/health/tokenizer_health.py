@@ -18,11 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
+from indictune.data.cache import BETWEEN_MESSAGES
 from indictune.data.columns import shortened
-from indictune.data.health.findings import MAX_EXAMPLES, Finding
-from indictune.data.health.mojibake import Mojibake
+from indictune.data.health.findings import MAX_EXAMPLES, Finding, Mojibake
 from indictune.data.languages import NO_LETTERS, script_of
-from indictune.data.rows import BETWEEN_MESSAGES
 from indictune.data.text.cleaning import WORD
 from indictune.errors import Problems, catalogue, problem
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import smaller_batches
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, shortened, text_batches
 from indictune.data.read.open_files import PACKED, kind_of_file, opened
-from indictune.data.rows import smaller_batches
 from indictune.errors import UserError
 
 _MAX_LISTED = 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from indictune.config.row_arguments import FileFormArguments
+from indictune.config.shared_arguments import FileFormArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import has_columns
 from indictune.data.read.open_files import kind_of_file, opened

@@ -1,29 +1,233 @@
-"""Read data files strictly: each cell is the text in the file, with its line."""
+"""Read data files strictly, json among them: each cell is the text in the file, with its line."""
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import itertools
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from indictune.data.bad_rows import BadRows
+from indictune.data.columns import existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records
 from indictune.data.read.delimited import SHEET_EXTENSIONS, delimited_rows, sheet_rows
-from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm
-from indictune.data.read.json_files import (
-    decoded_json_lines,
-    holds_lines,
-    json_by_columns,
-    json_elements,
-    kind_of,
-    record_rows,
-)
-from indictune.data.read.open_files import kind_of_file
+from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm, decoded_lines
+from indictune.data.read.open_files import kind_of_file, opened
 from indictune.errors import UserError
+
+_LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
+_NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
+_BEGINNING_BYTES = 1 << 16
+
+
+class _DuplicateKeyError(ValueError):
+    """An object has a key twice. JSON decoders silently drop one of the two."""
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
+    return made
+
+
+# pandas writes NaN for a missing value.
+DECODER = json.JSONDecoder(
+    parse_float=str,
+    parse_int=str,
+    parse_constant=lambda name: None if name == "NaN" else name,
+    object_pairs_hook=_object,
+)
+ERRORS = (ValueError, RecursionError)
+
+
+def holds_lines(path: str) -> bool:
+    """Whether a .json file holds one object a line, as `datasets` and pandas write them, and no list."""
+    beginning = beginning_of(path)
+    return beginning.lstrip().startswith("{") and not is_list(beginning)
+
+
+def is_list(beginning: str) -> bool:
+    """Whether a file that begins so holds a list, or an object with one as `data`."""
+    return _LIST.match(beginning) is not None
+
+
+def beginning_of(path: str) -> str:
+    """The first 64 KiB of a file, unpacked, without a byte order mark."""
+    with opened(path) as file:
+        return file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+
+
+def decoded_json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
+    """The value on each line of a jsonl file, with its line number; blank lines are skipped."""
+    for number, (line, byte) in enumerate(decoded_lines(path), 1):
+        if byte:
+            bad.add(number, "not-utf8", line, byte=byte)
+        elif not line.isspace():
+            try:
+                # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
+                value = DECODER.decode(line.rstrip("\r\n"))
+            except ERRORS as error:
+                code, details = _fault(error)
+                bad.add(number, code, line, **details)
+            else:
+                if has_half_emoji(line, value):
+                    bad.add(number, "half-emoji", value)
+                else:
+                    yield number, value
+
+
+def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
+    """The elements of a JSON list, each with its first line. Memory holds the text of the file, not all elements.
+
+    Raises:
+        UserError: there is no list.
+    """
+    with opened(path) as file:
+        content = file.read().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        bad.stop(line, "not-utf8", byte=f"0x{content[error.start]:02x}")
+        return
+    opening = _LIST.match(text)
+    if opening is None:
+        raise UserError("json-list-missing", value=path)
+    number, counted, begin = 1, 0, opening.end()
+    try:
+        while text[begin : begin + 1] != "]":
+            number, counted = number + text.count("\n", counted, begin), begin
+            value, end = DECODER.raw_decode(text, begin)
+            if has_half_emoji(text[begin:end], value):
+                bad.add(number, "half-emoji", value)
+            else:
+                yield number, value
+            following = _NEXT.match(text, end)
+            if following is None:
+                raise json.JSONDecodeError("Expecting ',' and an element, or ']'", text, end)
+            begin = following.end()
+        around = DECODER.decode(f"{text[: opening.end()]}{text[begin:]}")
+    except ERRORS as error:
+        # The text around the list was decoded without the list: its positions are not those of the file.
+        if isinstance(error, json.JSONDecodeError) and error.doc is text:
+            number = error.lineno
+        code, details = _fault(error)
+        bad.stop(number, code, **details)
+        return
+    if isinstance(around, dict) and around.get("data") != []:
+        raise UserError("json-list-missing", value=path)
+
+
+def record_rows(
+    path: str,
+    records: Iterator[tuple[int, object]],
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+    lists: frozenset[str] = frozenset(),
+) -> Iterator[tuple[int, tuple[str | None, ...]]]:
+    """The wanted values of JSON objects, with their lines; arguments as of `read_batches`.
+
+    A key that an object lacks is null, if another object has it. The first object decides which keys stand for absent
+    ones by their usual names.
+    """
+    roles = {**columns, **optional}
+    guessed: dict[str, str] | None = None
+    present: dict[str, None] = {}  # an ordered set, for the message
+    for line, record in records:
+        if not isinstance(record, dict):
+            bad.add(line, "not-an-object", record, held=kind_of(record))
+            continue
+        if guessed is None:
+            guessed = usual_columns(list(record), roles)
+            roles |= guessed
+        present.update(dict.fromkeys(record))
+        values = [joined_list(record.get(name)) if role in lists else record.get(name) for role, name in roles.items()]
+        nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
+        if nested:
+            held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
+            bad.add(line, "value-of-wrong-type", record, where=nested[0], held=held, expected=expected)
+        else:
+            yield line, tuple(map(_text, values))
+    if present:
+        with bad.problems.collecting():
+            found = existing_columns(path, list(present), columns, optional, bad)
+            for role in (guessed or {}).keys() - {role for role in found if found[role] == roles[role]}:
+                raise UserError("columns-unclear", value=path, column=found[role], other=roles[role], role=role)
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value, for a message; in json a number is a text."""
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", dict: "an object", list: "a list", str: "a text or a number"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
+    """Code and details of the problem of a value that cannot be decoded."""
+    if isinstance(error, _DuplicateKeyError):
+        return "key-duplicate", {"key": shortened(ascii(error.args[0]))}
+    if isinstance(error, json.JSONDecodeError):
+        return "invalid-json", {"reason": f"{error.msg} (column {error.colno})"}
+    return "invalid-json", {"reason": "nested too deeply"}
+
+
+def has_half_emoji(written: str, value: object) -> bool:
+    """Whether a value has half of a surrogate pair, which no text can hold: a tweet cut inside an emoji."""
+    if r"\ud" in written.lower():
+        return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+    return False
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if value is None else str(value)
+
+
+_COLUMN = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[\[{]')  # an object that begins with a list or an object
+
+
+def json_by_columns(path: str, bad: BadRows) -> Iterator[tuple[int, object]] | None:
+    """The number and the values of each row, from 1; None if the file does not hold columns of one length.
+
+    Memory holds the whole file.
+    """
+    beginning = beginning_of(path)
+    if _COLUMN.match(beginning) is None or is_list(beginning):
+        return None
+    with opened(path) as file:
+        content = file.read().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode()
+        columns = DECODER.decode(text)
+    except ERRORS:  # objects on lines, or a broken file, which reading them reports
+        return None
+    kinds = {type(column) for column in columns.values()}
+    lengths = {len(column) for column in columns.values() if isinstance(column, dict | list)}
+    if kinds not in ({dict}, {list}) or len(lengths) != 1:
+        return None
+    return _rows(columns, r"\ud" in text.lower(), bad)
+
+
+def _rows(columns: dict[str, Any], may_be_cut: bool, bad: BadRows) -> Iterator[tuple[int, object]]:
+    first = next(iter(columns.values()))
+    for number, key in enumerate(first if isinstance(first, dict) else range(len(first)), 1):
+        row = {name: column.get(key) if isinstance(column, dict) else column[key] for name, column in columns.items()}
+        if may_be_cut and has_half_emoji(r"\ud", row):
+            bad.add(number, "half-emoji", row)
+        else:
+            yield number, row
+
 
 RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)
 EXTENSIONS = (*DELIMITERS, *RECORD_EXTENSIONS, *SHEET_EXTENSIONS)

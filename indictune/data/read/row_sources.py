@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments, SourceArguments
-from indictune.config.row_arguments import TextArguments
+from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.columns import shortened
 from indictune.data.labels import MULTI_LABEL, look_like_lists

@@ -15,12 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
-from indictune.config.row_arguments import LongText
-from indictune.data.cache import build_once, file_digest, with_progress
+from indictune.config.shared_arguments import LongText
+from indictune.data.cache import (
+    MAX_LISTED_ROWS,
+    StoredRows,
+    build_once,
+    file_digest,
+    map_table,
+    smaller_batches,
+    stored_batches,
+    with_progress,
+    write_table,
+)
 from indictune.data.columns import shortened
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets
 from indictune.data.load_rows import Splits
-from indictune.data.rows import MAX_LISTED_ROWS, StoredRows, map_table, smaller_batches, stored_batches, write_table
 from indictune.errors import Problems, UserError, problem
 
 if TYPE_CHECKING:

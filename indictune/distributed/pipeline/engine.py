@@ -21,8 +21,8 @@ from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
 from indictune.distributed.convert_state import own_weights
+from indictune.distributed.pipeline.layout import bubble, chunks_of
 from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
-from indictune.distributed.pipeline.schedule import bubble, chunks_of
 from indictune.distributed.pipeline.stages import Stages, shard, sum_with
 from indictune.distributed.sharding import average_gradients, local_part, unwrapped
 from indictune.distributed.upstream import save_whole

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from indictune.distributed.pipeline.schedule import Action, actions
+from indictune.distributed.pipeline.layout import Action, actions
 from indictune.distributed.pipeline.stages import Stages
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 

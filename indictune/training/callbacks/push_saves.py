@@ -12,8 +12,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.checkpoint import store
-from indictune.hub.publish import model_files, published
-from indictune.hub.upload import Destination, PushError, reason_of, upload
+from indictune.hub.publish import Destination, PushError, model_files, published, reason_of, upload
 
 logger = logging.getLogger(__name__)
 

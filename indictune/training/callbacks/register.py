@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from indictune.checkpoint.resume import ResumePoint
+from indictune.config.flag_table import PARITY_TRACE
 from indictune.config.plan import AnyPlan
-from indictune.config.task_names import PARITY_TRACE
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.training.callbacks.step_flags import CheckDivergence, StepFlags

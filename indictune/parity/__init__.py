@@ -1,1 +1,0 @@
-"""`indictune parity`: whether a recipe trains the same model under every strategy file."""
