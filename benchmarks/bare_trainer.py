@@ -26,13 +26,14 @@ from transformers import (
 
 MAX_LENGTH = 128
 BATCH_SIZE = 8
+FIRST_STEP = "seconds to the first step: "
 
 
 class FirstStep(TrainerCallback):
     """Prints the age of the process after the first step."""
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        print(time.time() - psutil.Process().create_time(), flush=True)
+        print(f"\n{FIRST_STEP}{time.time() - psutil.Process().create_time()}", flush=True)
 
 
 def prepare(tokenizer: Any, file: str, folder: str) -> None:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from benchmarks.axes_jobs import LARGE
-from benchmarks.bare_trainer import BATCH_SIZE
+from benchmarks.bare_trainer import BATCH_SIZE, FIRST_STEP
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
 from indictune.cli import EXIT_REFUSED
@@ -122,7 +122,7 @@ def main() -> None:
                 seconds_of([*run, *own, "--output_dir", str(output_dir)], checkout)
                 metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
                 times[RUN].append(metrics["time_to_first_step_s"])
-            seconds[BARE].append(float(output_of(bare).splitlines()[0]))
+            seconds[BARE].append(float(output_of(bare).rpartition(FIRST_STEP)[2].split()[0]))
     started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
     once = {name: round(statistics.median(laps), 3) for name, laps in before.items() if laps}
     body = [[name, f"{once[name]:.2f}" if name in once else "", f"{spent:.2f}"] for name, spent in started.items()]
