@@ -1,4 +1,4 @@
-"""Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`.
+"""Write docs/errors.md, flags.md, map.md and the flags of `--help` from the code: `python -m docs.generate`.
 
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
 the plans of typical runs. The headers of recipes get the memory that they need.
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from docs import method_matrix, plan_tables, recipe_memory, strategy_files
+from docs import house_map, method_matrix, plan_tables, recipe_memory, strategy_files
 from indictune.commands import VERBS
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
@@ -233,7 +233,7 @@ def inherited_flags(arguments: type[Any]) -> Iterable[Flag]:
             yield Flag(field.name, kind_of(kinds[field.name]), default_of(field), text)
 
 
-PAGES = {"errors.md": errors_page, "flags.md": flags_page}
+PAGES = {"errors.md": errors_page, "flags.md": flags_page, "map.md": house_map.map_page}
 
 
 def main() -> None:
@@ -241,6 +241,7 @@ def main() -> None:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
     FLAGS_FILE.write_text(flags_file(), encoding="utf-8")
+    house_map.DESIGN.write_text(house_map.with_files(), encoding="utf-8")
     for document in (strategy_files.README, strategy_files.PAGE):
         document.write_text(strategy_files.with_table(document), encoding="utf-8")
     method_matrix.PAGE.write_text(method_matrix.page_with_tables(), encoding="utf-8")

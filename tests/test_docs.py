@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from docs import plan_tables, strategy_files
+from docs import house_map, plan_tables, strategy_files
 from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.commands.train import read_asked
 from indictune.config.recipe import read_recipe
@@ -269,6 +269,10 @@ def test_a_plan_on_the_page_of_strategies_is_fresh(name: str) -> None:
 
 def test_the_flags_of_help_are_fresh() -> None:
     assert FLAGS_FILE.read_text(encoding="utf-8") == flags_file()
+
+
+def test_the_design_names_every_file() -> None:
+    assert house_map.DESIGN.read_text(encoding="utf-8") == house_map.with_files(), "stale: type `python -m docs.generate`"
 
 
 @pytest.mark.parametrize("name", PAGES)
