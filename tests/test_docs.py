@@ -272,7 +272,8 @@ def test_the_flags_of_help_are_fresh() -> None:
 
 
 def test_the_design_names_every_file() -> None:
-    assert house_map.DESIGN.read_text(encoding="utf-8") == house_map.with_files(), "stale: type `python -m docs.generate`"
+    design = house_map.DESIGN.read_text(encoding="utf-8")
+    assert design == house_map.with_files(), "stale: type `python -m docs.generate`"
 
 
 @pytest.mark.parametrize("name", PAGES)
