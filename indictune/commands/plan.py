@@ -171,7 +171,7 @@ def draw_plan(ranking: Ranking, path: Path) -> None:
     plan, model = ranking.plan, Path(ranking.plan.model.model_name_or_path)
     axes.set_title(
         f"{model.parent.name if model.suffix == '.json' else model.name}, --method {plan.model.method}, "
-        f"{ranking.machine.gpus} GPU{'s' * (ranking.machine.gpus > 1)}: the fastest on top",
+        f"{ranking.machine.gpus} GPU{'s' * (ranking.machine.gpus > 1)}: in the order of the plan",
         loc="left",
     )
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
