@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,21 +14,12 @@ from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArgumen
 from indictune.config.recipe import read_recipe
 from indictune.models import builtin
 from indictune.supervise.execute import execute
+from indictune.tasks.chat import Chat
+from indictune.training.run_task import main
 from tests.ranks.launching import ROOT, accelerate, start
 
 SCRIPT = ROOT / "scripts" / "train_llama.py"
 USER, ANSWER = {"role": "user", "content": "क्या?"}, {"role": "assistant", "content": "हाँ"}
-
-
-def main() -> Callable[[Any], None]:
-    """The script's own."""
-    spec = importlib.util.spec_from_file_location("train_llama", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Any], None] = module.main
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +52,7 @@ class Job:
         """What the run, with other flags, is refused with."""
         self.flags |= flags
         recipe = read_recipe(self.words(), (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))
-        assert execute(main(), recipe) == 2
+        assert execute(partial(main, Chat()), recipe) == 2
         status = json.loads((self.folder / "out" / "status.json").read_text(encoding="utf-8"))
         assert status["state"] == "user_error"
         return str(status["message"])

@@ -119,7 +119,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_arguments_and_recipes_import_only_basic_modules() -> None:
     known = {"indictune.errors", "indictune.credentials"}
-    light = ("strict_yaml", "fields", "row_arguments", "flag_table", "read_words", "task_names")
+    light = ("strict_yaml", "fields", "shared_arguments", "flag_table", "read_words")
     known |= {f"indictune.config.{name}" for name in light}
     for name in ("arguments", "recipe"):
         ours = {name for name in imported(ROOT / f"indictune/config/{name}.py") if name.startswith("indictune")}

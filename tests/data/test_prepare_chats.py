@@ -21,8 +21,8 @@ from tests.problems import problems_raised
 MEMORY = """
 import resource, sys
 from transformers import AutoTokenizer
-from indictune.data.chat.prepare_chats import set_template, tokenise_splits
-from indictune.data.chat.conversations import load_conversations, sources_of
+from indictune.data.chat.prepare_chats import set_template, tokenise_chat_splits
+from indictune.data.chat.conversations import chat_sources, load_conversations
 from indictune.errors import Problems
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.models import builtin
@@ -34,8 +34,8 @@ tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-ll
 for path in sys.argv[1:]:
     before = peak()
     args = ChatDataArguments(train_file=path, max_length=512, packing=True)
-    splits = load_conversations(sources_of(args, Problems()), args)
-    tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+    splits = load_conversations(chat_sources(args, Problems()), args)
+    tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
     print(peak() - before)
 """
 
@@ -68,7 +68,7 @@ def test_a_second_call_gives_the_same_without_tokenising(
 ) -> None:
     longest = max(len(ids) for ids in prepare(tokenizer, packing=False).datasets["train"]["input_ids"])
     first = prepare(tokenizer, max_length=longest - 1)
-    monkeypatch.setattr(prepare_chats, "tokenised", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(prepare_chats, "tokenised_chats", lambda *_: pytest.fail("tokenised again"))
     second = prepare(tokenizer, max_length=longest - 1)
     (note,) = first.notes
     assert note.startswith("--train_file train.jsonl: 1 of 4 rows (25.0%) are longer than --max_length ")

@@ -12,9 +12,9 @@ from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
 from tests.ranks.launching import Run, accelerate
 
-WRITE = "indictune.distributed.model_state:write"
+WRITE = "indictune.distributed.model_state:write_shards"
 WRITE_OF_A_FOLDER = "indictune.distributed.model_state:save"  # of two a checkpoint
-LAST_FILE = "indictune.checkpoint.train_state:save"  # of each rank
+LAST_FILE = "indictune.checkpoint.train_state:save_generators"  # of each rank
 SAVE = "indictune.checkpoint.save:Checkpoints.save"
 
 
