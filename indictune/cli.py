@@ -83,7 +83,7 @@ def _run(name: str, flags: TypedFlags) -> int:
     if name not in VERBS:
         meant = _MEANT.get(name, "")
         hint = f"Use `indictune {meant}`." if meant else None
-        raise UserError("unknown-verb", value=name, way_out=hint, known=", ".join(VERBS))
+        raise UserError("no-such-name", "indictune", name, way_out=hint, kind="command", known=", ".join(VERBS))
     verb = VERBS[name]
     bare = flags.get("", [])
     tasks = [WORDS.get(word, word) for word in bare if word in WORDS or word in SCRIPTS] if verb.takes_run else []

@@ -35,7 +35,7 @@ class ChatFlags(FinishedModelArguments):
         """Refuse a missing folder."""
         yield from super().check()
         if not self.model:
-            yield problem("evaluate-needs", "--model", way_out="Use: indictune chat FOLDER")
+            yield problem("argument-missing", "--model", usage="indictune chat FOLDER")
 
 
 def run_chat(flags: Mapping[str, list[str]]) -> int:

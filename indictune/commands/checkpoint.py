@@ -40,7 +40,7 @@ class CheckpointFlags(Checked):
         """Refuse a missing folder."""
         yield from super().check()
         if not self.folder:
-            yield problem("checkpoint-folder-missing", "--folder")
+            yield problem("argument-missing", "--folder", usage="indictune checkpoint DIR [--convert_to FOLDER]")
 
 
 def run_checkpoint(flags: Mapping[str, list[str]]) -> int:

@@ -30,6 +30,8 @@ from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up, make_trainer
 from indictune.training.task_trainer import RunContext
 
+_USAGE = "indictune evaluate --model DIR --test_file F"
+
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
 FROM_TRAINING = (
@@ -48,7 +50,7 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
     model, test_file = Path(asked.model), asked.test_file
     for flag, value in (("--model", asked.model), ("--test_file", test_file)):
         if not value:
-            recipe.problems.append(problem("evaluate-needs", flag))
+            recipe.problems.append(problem("argument-missing", flag, usage=_USAGE))
     if asked.model:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)

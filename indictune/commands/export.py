@@ -45,7 +45,7 @@ class ExportFlags(ExportedModelArguments):
         """Refuse no model, and texts to compare on where nothing is compared."""
         yield from super().check()
         if not self.model:
-            yield problem("predict-needs-model", "--model", way_out="Use: indictune export FOLDER")
+            yield problem("argument-missing", "--model", usage="indictune export FOLDER")
         if self.format == "gguf" and self.input_file is not None:
             yield problem("no-effect", "--input_file", self.input_file, other="--format gguf")
 

@@ -42,7 +42,7 @@ class MergeFlags(Checked):
         """Refuse missing folders, and a malformed size."""
         yield from super().check()
         if not self.adapter:
-            yield problem("adapter-missing", "--adapter")
+            yield problem("argument-missing", "--adapter", usage="indictune merge ADAPTER --output_dir FOLDER")
         if not self.output_dir:
             yield problem("output-dir-missing", "--output_dir")
         if re.fullmatch(r"[1-9]\d*[KMGT]B", self.max_shard_size) is None:

@@ -65,9 +65,11 @@ class ParityFlags(Checked):
         """Refuse no strategy, and a picture of another kind."""
         yield from super().check()
         if not self.strategies:
-            yield problem("parity-which", "--strategies")
+            usage = "indictune parity RECIPE.yaml --strategies ddp,fsdp2,zero3 (files of accelerate_configs/)"
+            yield problem("argument-missing", "--strategies", usage=usage)
         if self.plot is not None and Path(self.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-            yield problem("parity-picture", "--plot", self.plot)
+            kinds = "a png, an svg or a pdf"
+            yield problem("picture-of-another-kind", "--plot", self.plot, kinds=kinds, example="curves.png")
 
 
 @dataclass(frozen=True)

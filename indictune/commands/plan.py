@@ -45,7 +45,7 @@ class PlanFlags(MachineArguments):
         """Refuse a picture of another kind."""
         yield from super().check()
         if self.plot is not None and Path(self.plot).suffix.lower() != ".png":
-            yield problem("plan-not-png", "--plot", self.plot)
+            yield problem("picture-of-another-kind", "--plot", self.plot, kinds="a PNG", example="plan.png")
 
 
 def run_plan(flags: Mapping[str, list[str]]) -> int:
@@ -92,7 +92,8 @@ def _asked(recipe: Recipe, task: Task[Any, Any, Any], typed: Collection[str]) ->
     if args is not None and args.plot is not None and not Path(args.plot).absolute().parent.is_dir():
         problems.append(problem("plan-not-written", "--plot", args.plot, reason="there is no such folder"))
     if not {"config", "model_name_or_path"} & set(typed):
-        problems.append(problem("plan-of-what", "indictune plan"))
+        usage = "indictune plan RECIPE.yaml --gpus 8, or --model NAME."
+        problems.append(problem("argument-missing", "A recipe or --model", usage=usage))
     for each in (task.model_arguments, task.data_arguments) if recipe.is_read else ():
         found = problems_of(recipe.build, each)
         problems.extend(each for each in found if each.code not in _OF_ROWS and each not in problems)

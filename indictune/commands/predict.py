@@ -50,7 +50,8 @@ class PredictFlags(TextFileArguments):
         """Refuse no model, and texts from two places."""
         yield from super().check()
         if not self.model:
-            yield problem("predict-needs-model", "--model")
+            usage = 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.'
+            yield problem("argument-missing", "--model", usage=usage)
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
 

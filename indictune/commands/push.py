@@ -51,7 +51,8 @@ class PushFlags(Checked):
         """Refuse a missing folder or repository, and two targets."""
         yield from super().check()
         if not self.folder or not self.repo_id:
-            yield problem("push-needs", "--repo_id" if self.folder else "--folder")
+            missing = "--repo_id" if self.folder else "--folder"
+            yield problem("argument-missing", missing, usage="indictune push FOLDER YOU/NAME")
         if self.create_pr and self.revision is not None:
             yield problem("push-revision-or-pr", "--revision", self.revision)
 

@@ -31,7 +31,7 @@ class ReportFlags(Checked):
         """Refuse missing folders, and a file of another kind."""
         yield from super().check()
         if not self.runs:
-            yield problem("report-needs", "--runs")
+            yield problem("argument-missing", "--runs", usage="indictune report FOLDER [FOLDER ...]")
         if self.output_file is not None and Path(self.output_file).suffix.lower() not in (".html", ".htm"):
             yield problem("report-not-html", "--output_file", self.output_file)
 

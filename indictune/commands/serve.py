@@ -29,7 +29,8 @@ class ShownModelArguments(FinishedModelArguments):
         """Refuse no model, and an impossible port."""
         yield from super().check()
         if not self.model:
-            yield problem("command-needs-model", "--model", command=self.command)
+            usage = f"indictune {self.command} FOLDER, where FOLDER is the --output_dir of a finished run."
+            yield problem("argument-missing", "--model", usage=usage)
         if self.port > _PORTS:
             yield problem("port-unknown", "--port", self.port, most=_PORTS)
 

@@ -234,7 +234,7 @@ def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> s
     """The task that was typed, or that the recipe says or shows by keys that only one task has."""
     in_recipe = task_in(content)
     if in_recipe is not None and in_recipe not in SCRIPTS:
-        raise UserError("task-unknown", "task", in_recipe, known=", ".join(SCRIPTS))
+        raise UserError("no-such-name", "task", in_recipe, kind="task", known=", ".join(SCRIPTS))
     if named is not None and in_recipe is not None and named != in_recipe:
         raise UserError("recipe-of-other-task", "task", in_recipe, task=named, script=SCRIPTS[in_recipe])
     if task := named or in_recipe:

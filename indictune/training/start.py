@@ -281,7 +281,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
         compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
 
 
-def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
     """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
 
     `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.

@@ -124,7 +124,7 @@ class TestListing:
     def test_a_folder_without_any_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "[no-checkpoints]" in refused(capsys, str(tmp_path / "no"))
         assert "[no-checkpoints]" in refused(capsys, str(tmp_path))
-        assert "[checkpoint-folder-missing]" in refused(capsys)
+        assert "[argument-missing]" in refused(capsys)
 
 
 class TestConverting:

@@ -617,7 +617,7 @@ def test_a_branch_that_moved_on_the_hub_is_taken_as_it_was(adapter: Path, monkey
 def test_every_problem_of_the_flags_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--max_shard_size", "big"]) == 2
     shown = capsys.readouterr().err
-    for code in ("adapter-missing", "output-dir-missing", "shard-size"):
+    for code in ("argument-missing", "output-dir-missing", "shard-size"):
         assert f"[{code}]" in shown
 
 
