@@ -162,7 +162,7 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     from indictune.models import load as reading
     from indictune.models.adapters import config_file
     from indictune.models.config_shapes import KINDS
-    from indictune.models.trained import load_trained
+    from indictune.models.finished_model import load_trained
     from indictune.tasks.all_tasks import task_of
 
     folder = str(_folder(model))

@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import FinishedModelArguments
+from indictune.config.shared_arguments import FinishedModelArguments, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
 from indictune.prediction.chat_model import ChatModel, TooLongError, open_chat_model

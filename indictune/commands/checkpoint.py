@@ -10,8 +10,8 @@ from pathlib import Path
 from indictune.checkpoint import store
 from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_resume_point
 from indictune.checkpoint.store import Manifest
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
 from indictune.errors import Problem, UserError, problem
 from indictune.files import AUTO, is_finished

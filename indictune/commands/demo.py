@@ -10,9 +10,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from indictune.commands.serve import ShownModelArguments
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ClassifierArguments
+from indictune.config.shared_arguments import ClassifierArguments, flag
 from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
 from indictune.errors import Problems, problem
 from indictune.prediction.chat_model import ChatModel, TooLongError

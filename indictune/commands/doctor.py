@@ -16,10 +16,10 @@ from torch.distributed import DistError
 from transformers import TrainingArguments
 
 from indictune.commands.prepare import task_of_flags
-from indictune.config.fields import Checked, flag
 from indictune.config.plan import AnyPlan
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.agreement import unreachable

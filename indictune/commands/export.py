@@ -12,9 +12,8 @@ from typing import Literal
 from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ExportedModelArguments
+from indictune.config.shared_arguments import ExportedModelArguments, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.export.to_gguf import check_converter, write_gguf
@@ -22,9 +21,8 @@ from indictune.export.to_onnx import check_onnx_packages, write_onnx
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
 from indictune.models.atomic_folder import check_output_folder, whole_folder
+from indictune.models.finished_model import merge, trained_config
 from indictune.models.load import stored_quantisation
-from indictune.models.merged_adapter import merge
-from indictune.models.trained import trained_config
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_classifier import check_finished
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
 
@@ -57,7 +57,7 @@ def run_merge(flags: Mapping[str, list[str]]) -> int:
     """
     args = read_arguments(flags, MergeFlags, "adapter")
     from indictune.hub.card import write_card  # slow, as torch is
-    from indictune.models.merged_adapter import merge
+    from indictune.models.finished_model import merge
 
     print(printable(merge(**vars(args))))
     write_card(Path(args.output_dir), run=Path(args.adapter))

@@ -15,9 +15,8 @@ from typing import Any
 import pyarrow as pa
 from transformers.utils.logging import disable_progress_bar
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import TextFileArguments
+from indictune.config.shared_arguments import TextFileArguments, flag
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem

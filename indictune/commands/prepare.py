@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from indictune.cache_folders import cache_folder
 from indictune.config.arguments import Files
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
@@ -23,6 +22,7 @@ from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
 from indictune.errors import UserError, problems_of
+from indictune.files import cache_folder
 from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
 
-from indictune.cache_folders import check_outside_checkpoints
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.files import NOT_PUSHED, write_whole
+from indictune.files import NOT_PUSHED, check_outside_checkpoints, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.publish import (

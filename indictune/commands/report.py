@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.cache_folders import check_outside_checkpoints
-from indictune.config.fields import Checked, flag
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import read_recipe
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
+from indictune.files import check_outside_checkpoints
 from indictune.report.report_page import write_report
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits
+from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits, flag
 from indictune.errors import Problem, Problems, problem
 from indictune.versions import check_extra
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from indictune.config.fields import Checked, flag
 from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, WORDS, flags_of
-from indictune.config.read_words import read_flags, task_in, unknown_keys, unknown_name
-from indictune.config.strict_yaml import load_recipe
+from indictune.config.read_words import load_recipe, read_flags, task_in, unknown_keys, unknown_name
+from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
@@ -101,7 +100,7 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
     asked = fit_data_ranks(asked, launcher)
     if asked.launch.dry_run:
         from indictune.commands.dry_run import dry_run
-        from indictune.supervise.logs import log_to_console
+        from indictune.supervise.run_folder import log_to_console
 
         log_to_console()
         return dry_run(asked.task, asked.words(), launcher.environment())

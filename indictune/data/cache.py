@@ -25,9 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.cache_folders import cache_folder, kept_in
 from indictune.data.bad_rows import file_and_line, row_location
 from indictune.file_locks import locked
+from indictune.files import cache_folder, kept_in
 from indictune.progress import OWN_PROGRESS
 from indictune.versions import versions_of
 

@@ -1,10 +1,14 @@
-"""Load a sequence classifier, and record in its configuration how it reads long texts."""
+"""Load a sequence classifier: its labels, its vocabulary if the run learns one, and how it reads long texts."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,12 +23,15 @@ from transformers import (
 
 from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.config.shared_arguments import LongText
-from indictune.errors import UserError
+from indictune.errors import Problem, UserError, problem
+from indictune.files import cache_folder
+from indictune.models import builtin
 from indictune.models.adapters import HEAD_NAMES, add_lora
 from indictune.models.load import (
     Model,
     check_vocabulary,
     load_config,
+    load_tokenizer,
     read_weights,
     set_config_dropout,
     set_module_dropout,
@@ -133,7 +140,7 @@ def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str
     return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head)
 
 
-KEY = "text_reading"
+READING_KEY = "text_reading"
 
 
 def note_reading(config: PreTrainedConfig, long_text: LongText, max_length: int) -> None:
@@ -142,11 +149,77 @@ def note_reading(config: PreTrainedConfig, long_text: LongText, max_length: int)
     A model that cuts texts, as every program does, records nothing.
     """
     if long_text == "truncate":
-        vars(config).pop(KEY, None)  # of the model that the training starts from
+        vars(config).pop(READING_KEY, None)  # of the model that the training starts from
     else:
-        setattr(config, KEY, {"long_text": long_text, "max_length": max_length})
+        setattr(config, READING_KEY, {"long_text": long_text, "max_length": max_length})
 
 
 def recorded_reading(config: PreTrainedConfig) -> dict[str, Any]:
     """What `note_reading` recorded; empty for a model that cuts texts."""
-    return dict(vars(config).get(KEY) or {})
+    return dict(vars(config).get(READING_KEY) or {})
+
+
+ENCODER = "tiny-indic-bert"
+MIN_FREQUENCY = 2  # else few texts give whole words, and new texts with other words look unlike them
+VOCABULARY_FLAG = "--vocabulary_from_train"
+
+
+def check_learned_vocabulary(args: ModelArguments) -> list[Problem]:
+    """Refuse to learn the vocabulary of a model that has its own, or of a base that an adapter refers to."""
+    is_small_encoder = args.model_name_or_path == f"{builtin.PREFIX}{ENCODER}" and args.method == "full"
+    if args.vocabulary_from_train is None or is_small_encoder:
+        return []
+    details = {"model": args.model_name_or_path, "method": args.method}
+    return [problem("vocabulary-not-learned", VOCABULARY_FLAG, args.vocabulary_from_train, **details)]
+
+
+def with_vocabulary(
+    args: ModelArguments, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], checkpoint: Path | None
+) -> tuple[ModelArguments, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a run: those given, unless `--vocabulary_from_train` makes others.
+
+    Args:
+        args: name the model.
+        tokenizer: of that model.
+        texts: the cleaned training texts, which are read several times.
+        checkpoint: that the run resumes from, whose vocabulary is kept. None: one process learns it from the texts.
+            Where nodes share no cache, one of each node does: the same texts give the same vocabulary.
+
+    Raises:
+        UserError: the checkpoint has no such vocabulary, or the cache cannot be written.
+    """
+    if args.vocabulary_from_train is None:
+        return args, tokenizer
+    size = builtin.Size(vocab_size=args.vocabulary_from_train)
+    stored = None if checkpoint is None else stored_vocabulary(checkpoint)
+    digest = hashlib.sha256(
+        json.dumps([builtin.MODELS[ENCODER].version, size.vocab_size, MIN_FREQUENCY, stored]).encode()
+    )
+    for text in texts if stored is None else ():
+        digest.update(f"{text}\n".encode())
+
+    def build(folder: Path) -> None:
+        vocabulary = builtin.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
+        builtin.build_with(vocabulary, folder, size)
+
+    folder = cache_folder() / f"{ENCODER}-{digest.hexdigest()[:16]}"
+    builtin.build_model_once(folder, build)
+    made = replace(args, model_name_or_path=str(folder), vocabulary_from_train=None)
+    tokenizer = load_tokenizer(made)
+    came_from = "the training texts" if checkpoint is None else checkpoint.name
+    logger.info("vocabulary: %s entries from %s", f"{len(tokenizer):,}", came_from)
+    return made, tokenizer
+
+
+def stored_vocabulary(checkpoint: Path) -> dict[str, int]:
+    """Token -> id of the tokenizer in a checkpoint.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = checkpoint / "tokenizer.json"
+    try:
+        vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError("unreadable", "--resume_from_checkpoint", path, reason=type(error).__name__) from error
+    return vocabulary

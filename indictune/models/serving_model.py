@@ -27,7 +27,7 @@ from indictune.data.text.cleaning import (
     clean,
 )
 from indictune.models.load import positions_of
-from indictune.models.upstream import packed_linear, packed_weight
+from indictune.upstream import packed_linear, packed_weight
 
 # Each stands for a replaced match until its surroundings are spaced. No text has these private characters.
 _URL, _TAG, _HANDLE = "\U0010fff0", "\U0010fff1", "\U0010fff2"

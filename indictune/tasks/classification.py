@@ -126,7 +126,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
                 train = splits.rows["train"]
                 model, tokenizer = plan.model, inputs.tokenizer
                 if model.vocabulary_from_train is not None:
-                    from indictune.models.learned_vocabulary import with_vocabulary
+                    from indictune.models.classifier import with_vocabulary
 
                     model, tokenizer = with_vocabulary(model, tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train.texts, train.table["language"], tokenizer, plan)

@@ -65,7 +65,7 @@ class TextObjective(Objective):
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
-        from indictune.models.trained import load_trained
+        from indictune.models.finished_model import load_trained
 
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
 

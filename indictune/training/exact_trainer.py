@@ -33,10 +33,9 @@ from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.objective import Batch, Objective
 from indictune.training.bad_steps import BadSteps
-from indictune.training.callbacks.step_flags import EpochShuffle, KeepRecords
-from indictune.training.callbacks.throughput import PipelineBubble, Throughput
+from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
-from indictune.training.upstream import unlogged_loss_of
+from indictune.upstream import unlogged_loss_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.learned_vocabulary import check_learned_vocabulary, with_vocabulary
+from indictune.models.classifier import check_learned_vocabulary, with_vocabulary
 from indictune.models.load import load_tokenizer
 from tests.plans import codes
 from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train

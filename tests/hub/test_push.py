@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from indictune.cache_folders import _OF_A_CHECKPOINT
 from indictune.cli import main
+from indictune.files import _OF_A_CHECKPOINT
 from indictune.hub import publish
 from tests.faults.hub import Fault, Hub
 from tests.hub.conftest import TOKEN

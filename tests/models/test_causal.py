@@ -25,8 +25,8 @@ from indictune.models.causal import (
     load_causal,
     load_causal_config,
 )
+from indictune.models.finished_model import load_trained
 from indictune.models.load import check_max_length, load_tokenizer
-from indictune.models.trained import load_trained
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused
 

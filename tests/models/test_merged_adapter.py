@@ -35,8 +35,8 @@ from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
 from indictune.models.causal import load_causal
 from indictune.models.classifier import load_classifier
+from indictune.models.finished_model import merge
 from indictune.models.load import load_tokenizer
-from indictune.models.merged_adapter import merge
 from tests.models.tiny import SMALL, words_tokenizer
 from tests.ranks.launching import python, start
 from tests.refusals import refused

@@ -17,7 +17,7 @@ from tests.ranks.launching import ROOT
 
 SPEAK = """
 import logging
-from indictune.supervise.logs import ConsoleHandler
+from indictune.supervise.run_folder import ConsoleHandler
 from indictune.stop_signals import StopRequest
 logger = logging.getLogger("indictune")
 logger.setLevel(logging.INFO)

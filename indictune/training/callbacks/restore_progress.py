@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
+from indictune import upstream
 from indictune.checkpoint import compatibility, store, train_state
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
@@ -22,7 +23,6 @@ from indictune.checkpoint.train_state import read_counters
 from indictune.distributed import collectives
 from indictune.distributed.launch import shown_axes
 from indictune.errors import UserError
-from indictune.training import upstream
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import NothingLeft
 

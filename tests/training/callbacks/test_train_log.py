@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.callbacks.throughput import Throughput, TrainLog
+from indictune.training.callbacks.every_step import Throughput, TrainLog
 
 LOGS = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 1e-4, "epoch": 0.5}
 
