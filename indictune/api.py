@@ -201,7 +201,6 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _shown_until_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command and show its output; returns its exit code."""
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=environ, encoding="utf-8", **pipe) as running:
         assert running.stdout is not None

@@ -152,7 +152,6 @@ class LineFile:
 
     @contextmanager
     def _cleaning(self) -> Iterator[None]:
-        """Remove what was written if something goes wrong."""
         try:
             yield
         except BaseException as error:

@@ -119,7 +119,6 @@ def _next_start(folder: Path, checkpoint: Path | None) -> str:
 
 
 def _about(manifest: Manifest | None) -> tuple[str, str, str]:
-    """Strategy, size and rows."""
     if manifest is None:
         return "-", "-", "-"
     ranks = f"{manifest.strategy} x {manifest.world_size}"

@@ -114,7 +114,6 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
 
 
 def _problems_of_launch(plan: AnyPlan) -> list[Problem]:
-    """The problems that a machine without a recipe can have."""
     return [*problems_of(read_launch, os.environ), *check_interfaces(plan)]
 
 

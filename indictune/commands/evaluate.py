@@ -113,7 +113,6 @@ def _scores_shown(found: Mapping[str, Any]) -> str:
 
 
 def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
-    """What lm-evaluation-harness finds."""
     import transformers  # slow, as the rest
 
     from indictune.config.arguments import ModelArguments

@@ -66,11 +66,7 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
-    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model.
-
-    Raises:
-        UserError: the folder holds no model, or its recipe is unreadable.
-    """
+    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model."""
     if not config_file(model).is_file():
         raise UserError("no-model", "--model", model)
     configuration = configuration_of(model)
@@ -93,11 +89,7 @@ def _without_magic(pattern: str) -> str:
 
 
 def _folder_within(model: Path, name: str) -> Path:
-    """The folder of an evaluation inside the model's folder.
-
-    Raises:
-        UserError: a link, which may come with a model, or the name leads elsewhere.
-    """
+    """The folder of an evaluation inside the model's folder."""
     folder = model / "evaluation" / name
     if folder.resolve() != model.resolve() / "evaluation" / name:
         raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
@@ -105,11 +97,7 @@ def _folder_within(model: Path, name: str) -> Path:
 
 
 def _check_of_this_file(folder: Path, test_file: str) -> None:
-    """Refuse to overwrite the metrics of another file in the folder of an evaluation.
-
-    Raises:
-        UserError: `metrics-of-another-file`.
-    """
+    """Refuse to overwrite the metrics of another file in the folder of an evaluation."""
     path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
     if name is None:  # no metrics of this command
         return

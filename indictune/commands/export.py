@@ -82,11 +82,7 @@ def export_model(args: ExportFlags) -> str:
 
 
 def _check_model(args: ExportFlags) -> None:
-    """Refuse a model that is not finished, or that the format cannot hold.
-
-    Raises:
-        UserError: `run-not-finished`, `no-model`, `export-wants-format` or `export-of-quantised`.
-    """
+    """Refuse a model that is not finished, or that the format cannot hold."""
     folder = Path(args.model)
     check_finished(folder)
     config = trained_config(ModelArguments(args.model, trust_remote_code=args.trust_remote_code))

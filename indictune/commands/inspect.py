@@ -98,7 +98,6 @@ def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: 
 
 
 def _label(label: Any, classes: Sequence[str]) -> str:
-    """The label of a classifier's row: one class, several, or a number."""
     if isinstance(label, list):
         return "|".join(name for name, is_on in zip(classes, label, strict=True) if is_on) or "(none)"
     return classes[label] if isinstance(label, int) else f"{label:g}"

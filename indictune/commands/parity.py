@@ -135,11 +135,7 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
 
 
 def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
-    """Make a folder that gets something at the end, before the runs take their time.
-
-    Raises:
-        UserError: it cannot be made or written, or it holds files and must not.
-    """
+    """Make a folder that gets something at the end, before the runs take their time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if must_be_empty and any(folder.iterdir()):

@@ -114,7 +114,6 @@ def _of_model(
 
 
 def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:
-    """The machine in words, with the rates that times follow from."""
     many, nodes = machine.gpus > 1, machine.nodes
     size = f"{machine.memory_bytes / 1e9:,.0f} GB"
     about = [f"{machine.gpus} x {args.gpu} of {size}" if args.gpu else f"{machine.gpus} GPU{'s' * many} of {size}"]

@@ -106,11 +106,7 @@ def _predict(asked: PredictFlags) -> None:
 
 
 def _check_launch(asked: PredictFlags) -> None:
-    """Refuse a launch that would not do what was asked for.
-
-    Raises:
-        UserError: the launcher started one process instead of several, or several have nothing to share.
-    """
+    """Refuse a launch that would not do what was asked for."""
     launch = read_launch(os.environ)
     if launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
         raise UserError("predict-of-many-processes", "--num_processes", launch.world_size)
@@ -150,7 +146,6 @@ class InputFile:
 
 
 def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
-    """Label texts as they come, on standard output or into a file."""
     labelled = (label(classifier, window) for window in windows)
     if output is not None:
         write_output(Path(output), labelled)
@@ -191,7 +186,6 @@ def _job(source: InputFile, classifier: Classifier) -> dict[str, Any]:
 
 
 def _keep_rejected(source: InputFile, folder: Path, output: Path) -> None:
-    """Put the rows that could not be read next to the output."""
     rejected = folder / REJECTED
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")

@@ -98,7 +98,6 @@ def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Rec
 
 
 def _task_of_file(named: Files) -> str:
-    """The task whose rows the training file, or the first of several, seems to hold."""
     if not named:
         return "classification"
     with suppress(UserError, StopIteration):

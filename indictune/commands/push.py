@@ -139,7 +139,6 @@ def _leave_texts_out(folder: Path) -> None:
 
 
 def _name_repository(folder: Path, repository: str) -> None:
-    """Let the card's program name the repository, where it names the folder."""
     text = (folder / CARD).read_text(encoding="utf-8")
     line = f"MODEL = {json.dumps(folder.absolute().name, ensure_ascii=False)}\n"
     if line in text:

@@ -198,7 +198,6 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
 
 
 def _rows(asked: Asked, name: str) -> int | None:
-    """A number of rows as given, or else by default; None if it is no whole number."""
     given = asked.flags.get(name, [str(asked.content.get(name, flags_of(asked.task)[name].default))])
     return int(given[0]) if given and given[0].isdecimal() else None
 

@@ -138,7 +138,6 @@ def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
 
 
 def _entry(flag: Flag) -> str:
-    """A flag with its values and default on one line, and what it does below."""
     default = f" (default {flag.default})" if flag.default else ""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     text = textwrap.fill(flag.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -192,16 +192,11 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
 
 
 def _words_by_key(content: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The recipe's keys, with values as words of a command line, so that both are converted alike."""
     return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
-    """The words, converted to the type of field `name`.
-
-    Raises:
-        UserError: there is no such field, or the words are no value of its type.
-    """
+    """The words, converted to the type of field `name`."""
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
         names = [*known, *(["config"] if prefix == "--" else [])]

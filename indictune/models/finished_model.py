@@ -180,11 +180,7 @@ def merge(
 
 
 def _base(adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool) -> ModelArguments:
-    """The base, at the commit that the adapter was trained on.
-
-    Raises:
-        UserError: `base-unknown`, or as `check_base`.
-    """
+    """The base, at the commit that the adapter was trained on."""
     trained_on = base_of(adapter)
     name, revision = base_model or trained_on.name, base_revision or trained_on.revision
     if not name:
@@ -198,11 +194,7 @@ def _base(adapter: Path, base_model: str | None, base_revision: str | None, trus
 
 
 def _merged(adapter: Path, base: ModelArguments, base_weights: str | None, dtype: str | None) -> PreTrainedModel:
-    """The base, as it was in training, with the adapter merged into it.
-
-    Raises:
-        UserError: the base or the adapter is unreadable, or they do not fit together; or `merged-weights-not-finite`.
-    """
+    """The base, as it was in training, with the adapter merged into it."""
     with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
         peft_config = PeftConfig.from_pretrained(str(adapter))
     if peft_config.task_type not in _KINDS:
@@ -254,7 +246,6 @@ def _untie(model: PreTrainedModel) -> bool:
 
 
 def _tie_equal(model: PreTrainedModel) -> None:
-    """Tie the output layer to the input embedding if the adapter left them equal."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weight = cast(nn.Embedding, model.get_input_embeddings()).weight
     model.config.tie_word_embeddings = torch.equal(head.weight, weight)
@@ -263,11 +254,7 @@ def _tie_equal(model: PreTrainedModel) -> None:
 
 
 def _check_written(model: PreTrainedModel, folder: Path) -> None:
-    """Compare a saved model with the model.
-
-    Raises:
-        RuntimeError: a weight differs.
-    """
+    """Compare a saved model with the model."""
     written = _read_again(model, folder).state_dict()
     wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
     if wrong:

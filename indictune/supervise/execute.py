@@ -134,7 +134,6 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
 def _outcome(
     main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str], notes: Collection[str]
 ) -> End:
-    """Run the script on this rank; returns how it ended here."""
     try:
         stop_signals.unblock_stop_signals()
         run.open(replaceable)
@@ -166,14 +165,12 @@ def _outcome(
 
 
 def _explanation(run: SupervisedRun, error: BaseException) -> str | None:
-    """The cause of a failure, if it is a known one."""
     from indictune.planning.machine_failures import explain_failure  # only a run that fails needs it
 
     return explain_failure(error, run.plan, run.killed_before, run.trainer)
 
 
 def _why_gone(run: SupervisedRun) -> list[str]:
-    """Why a rank is gone, if the kernel says so."""
     from indictune.planning.machine_failures import why_gone
 
     return why_gone(run.plan, run.killed_before)

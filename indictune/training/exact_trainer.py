@@ -188,13 +188,7 @@ class ExactTrainer(TaskTrainer):
         return norm
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a checkpoint whole or not at all: the Trainer writes in place, and callbacks come after it.
-
-        Raises:
-            NonFiniteLossError: a weight is NaN or infinite; nothing was saved.
-            SaveError: the disk does not take it.
-            Stopped: a rank was asked to stop; the checkpoint is there.
-        """
+        """Save a checkpoint whole or not at all: the Trainer writes in place, and callbacks come after it."""
         self.forget_uncompared_best()
         if not self.checkpoints.is_snapshot:
             self.checkpoints.finish()

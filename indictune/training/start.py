@@ -214,7 +214,6 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
 
 
 def _ranks(launch: Launch) -> str:
-    """What has its own rows."""
     if launch.axes.model_ranks > 1:
         return f"group{'s' * (launch.data_size > 1)} of {launch.axes.model_ranks} processes"
     return "processes" if launch.data_size > 1 else "process"
@@ -299,11 +298,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
-    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside.
-
-    Raises:
-        UserError: another run writes to this disk, or the checkpoint is damaged or does not fit.
-    """
+    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
     args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from indictune.upstream import forget_nan_loss
 
 if TYPE_CHECKING:
     from indictune.distributed.pipeline.engine import Pipeline
+
+logger = logging.getLogger(__name__)
 
 
 class StepFlags(TrainerCallback):
@@ -117,15 +120,8 @@ class KeepRecords(TrainerCallback):
     def __init__(self, trainer: TaskTrainer) -> None:
         self.trainer = trainer
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        if logs is not None and "loss" in logs:
+    def on_log(self, *_: Any, logs: Mapping[str, Any], **__: Any) -> None:
+        if "loss" in logs:
             forget_nan_loss(self.trainer)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -146,9 +142,6 @@ class EpochShuffle(TrainerCallback):
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.batches.set_epoch(state.global_step // self.batches.steps_per_epoch)
-
-
-logger = logging.getLogger(__name__)
 
 
 class Throughput(TrainerCallback):
@@ -238,15 +231,8 @@ class PipelineBubble(TrainerCallback):
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        if logs is not None and "loss" in logs:
+    def on_log(self, args: TrainingArguments, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+        if "loss" in logs:
             logs |= self.pipeline.waiting(args.gradient_accumulation_steps)
 
 
@@ -276,15 +262,8 @@ class TrainLog(TrainerCallback):
             entries = sorted((known | kept).items())
             write_whole(path, "".join(json_line(entry) for _, entry in entries))
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        if not state.is_world_process_zero or logs is None or "loss" not in logs:
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+        if not state.is_world_process_zero or "loss" not in logs:
             return
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()

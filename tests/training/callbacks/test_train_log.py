@@ -30,7 +30,7 @@ class Log:
 
     def log(self, step: int, logs: dict[str, Any] | None = None, rank_0: bool = True) -> None:
         state = TrainerState(global_step=step, epoch=step / 4, max_steps=8, is_world_process_zero=rank_0)
-        self.callback.on_log(self.args, state, TrainerControl(), LOGS if logs is None else logs)
+        self.callback.on_log(self.args, state, TrainerControl(), logs=LOGS if logs is None else logs)
 
     @property
     def entries(self) -> list[dict[str, Any]]:
