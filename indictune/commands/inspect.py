@@ -92,7 +92,7 @@ def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: 
     )
     text = "".join(
         f"{marks[0]}{printable(piece)}{marks[1]}" if is_counted else printable(piece)
-        for piece, is_counted in pieces(ids, counted, made.tokenizer)
+        for piece, is_counted in pieces(ids, counted, made.rows.tokenizer)
     )
     return f"{made.tokens.row_location(index)}: {len(ids):,} tokens{cut}{learned}\n{text}"
 

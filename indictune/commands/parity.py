@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,8 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
     own = [each.name for each in fields(ParityFlags)]
     args = read_arguments({name: flags[name] for name in own if name in flags}, ParityFlags, "strategies")
     asked = read_asked({name: words for name, words in flags.items() if name not in own})
-    problems = Problems(problems_of_set(asked))
+    given = [(f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
+    problems = Problems(problem("parity-sets", *each) for each in given)
     launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
     keeps = "output_dir" in asked.flags
     if keeps:
@@ -113,8 +114,9 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
     if args.plot:
         problems.attempt(_make_folder, "--plot", Path(args.plot).parent)
     problems.raise_any()
-    with ExitStack() as stack:
-        folder = Path(asked.output_dir if keeps else stack.enter_context(_temporary()))
+    place: AbstractContextManager[str] = nullcontext(asked.output_dir)
+    with place if keeps else tempfile.TemporaryDirectory(prefix="indictune-parity-") as given_or_made:
+        folder = Path(given_or_made)
         asked = exact_flags(with_defaults(asked), args.steps)
         reference = run_one(asked, ONE, choose_launcher(None, 1), folder / "one-process")
         if reference.state != "ok":
@@ -143,10 +145,6 @@ def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="indictune-parity-")
 
 
 def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
@@ -204,11 +202,6 @@ def _record(
 def _numbers(part: RunDifference) -> dict[str, Any]:
     largest = part.largest if math.isfinite(part.largest) else None
     return {"largest": largest, "first_beyond_tolerance": part.first}
-
-
-def problems_of_set(asked: Asked) -> list[Problem]:
-    """The typed flags that would have no effect, as parity sets them."""
-    return [problem("parity-sets", f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
 
 
 def exact_flags(asked: Asked, steps: int) -> Asked:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from indictune.config.arguments import Files
 from indictune.config.plan import AnyPlan
@@ -31,10 +30,9 @@ from indictune.tasks.protocol import Task, Tokens
 
 @dataclass(frozen=True)
 class Prepared:
-    """The rows of a run: its plan, the tokenizer and the rows of its task, and their tokens."""
+    """The rows of a run: its plan, the rows of its task, which have the tokenizer, and their tokens."""
 
     plan: AnyPlan
-    tokenizer: PreTrainedTokenizerBase
     rows: Any
     tokens: Tokens
 
@@ -73,7 +71,7 @@ def prepare_rows(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
     assert rows is not None
-    return Prepared(plan, rows.tokenizer, rows, task.tokenise(plan, rows))
+    return Prepared(plan, rows, task.tokenise(plan, rows))
 
 
 def show_rows(made: Prepared, notes: Sequence[str]) -> None:

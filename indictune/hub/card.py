@@ -25,7 +25,7 @@ from indictune.hub.card_facts import (
 )
 from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
 from indictune.models import builtin
-from indictune.models.classifier import READING_KEY
+from indictune.models.task_models import READING_KEY
 
 CARD = "README.md"
 _MOST_DEFECTS = 20

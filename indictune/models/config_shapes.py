@@ -165,11 +165,6 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
     return MetaModel(whole, packed, tables if output is None else tables - {output.weight})
 
 
-def count_parameters(args: ModelArguments, config: PreTrainedConfig, head: str) -> ParameterCounts:
-    """The parameters of the model that `meta_model` builds."""
-    return meta_model(args, config, head).counts
-
-
 def _quantised(model: PreTrainedModel) -> frozenset[Tensor]:
     """The matrices that NF4 packs: all of linear layers but those of heads and poolers."""
     kept = {*HEAD_NAMES, "lm_head", "head", "pooler"}

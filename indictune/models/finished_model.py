@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftConfig, PeftModel, TaskType
+from peft import PeftConfig, PeftModel
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -31,6 +29,7 @@ from indictune.models.atomic_folder import (
     match_config_mode,
     whole_folder,
 )
+from indictune.models.config_shapes import KINDS
 from indictune.models.load import Model, read_config, read_tokenizer, read_weights, stored_quantisation
 from indictune.models.trusted_files import ADAPTER_CONFIG, check_adapter, check_links, explained, first_line
 from indictune.upstream import set_weight_conversions
@@ -128,11 +127,7 @@ def add_adapter(base: PreTrainedModel, new_weights: set[str], folder: Path, flag
 
 _BASE_FLAG = "--base_model"
 
-_KINDS: dict[str, Any] = {
-    TaskType.CAUSAL_LM: AutoModelForCausalLM,
-    TaskType.SEQ_CLS: AutoModelForSequenceClassification,
-    TaskType.TOKEN_CLS: AutoModelForTokenClassification,
-}
+_KINDS: dict[str, Any] = {task: kind for kind, task in KINDS.values()}
 
 
 def merge(

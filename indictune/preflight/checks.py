@@ -212,7 +212,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
     assert config is not None
     found = list[Problem]()
     if plan.model.vocabulary_from_train is not None:
-        from indictune.models.classifier import check_learned_vocabulary
+        from indictune.models.task_models import check_learned_vocabulary
 
         found += check_learned_vocabulary(plan.model)
     return [

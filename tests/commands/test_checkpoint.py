@@ -15,7 +15,7 @@ from indictune.checkpoint import export, store
 from indictune.cli import main
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.classifier import TEMPERATURE
+from indictune.models.task_models import TEMPERATURE
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
 from tests.conftest import FinishedRun
 from tests.ranks.launching import SCRIPT, python, start

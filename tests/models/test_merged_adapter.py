@@ -33,10 +33,9 @@ from indictune.commands.merge import MergeFlags
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
-from indictune.models.causal import load_causal
-from indictune.models.classifier import load_classifier
 from indictune.models.finished_model import merge
 from indictune.models.load import load_tokenizer
+from indictune.models.task_models import load_causal, load_classifier
 from tests.models.tiny import SMALL, words_tokenizer
 from tests.ranks.launching import python, start
 from tests.refusals import refused
