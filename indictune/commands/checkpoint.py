@@ -9,7 +9,6 @@ from pathlib import Path
 
 from indictune.checkpoint import store
 from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_resume_point
-from indictune.checkpoint.store import Manifest
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
@@ -97,7 +96,10 @@ def checkpoint_table(folder: Path, found: Sequence[Path], reader: Reader) -> str
     for each in found:
         problems = reader.damage(each)
         notes = ["best"] * (each == best) + ["auto"] * (each == point.checkpoint)
-        about = _about(store.read_manifest(each))
+        about, manifest = ("-", "-", "-"), store.read_manifest(each)
+        if manifest is not None:
+            ranks = f"{manifest.strategy} x {manifest.world_size}"
+            about = (ranks, shown_bytes(manifest.bytes), f"{manifest.rows_of_epoch:,}")
         body.append([str(store.step_of(each)), *about, "damaged" if problems else "whole", ", ".join(notes)])
         damage += [in_one_line(f"damaged: {problem}") for problem in problems]
     lines = [table(HEADER, body), *damage]
@@ -116,10 +118,3 @@ def _next_start(folder: Path, checkpoint: Path | None) -> str:
     except UserError as error:
         return error.message
     return f"--resume_from_checkpoint auto resumes {checkpoint.name}."
-
-
-def _about(manifest: Manifest | None) -> tuple[str, str, str]:
-    if manifest is None:
-        return "-", "-", "-"
-    ranks = f"{manifest.strategy} x {manifest.world_size}"
-    return ranks, shown_bytes(manifest.bytes), f"{manifest.rows_of_epoch:,}"

@@ -55,7 +55,8 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)
             if "output_dir" not in recipe.values:
-                recipe.values["output_dir"] = str(_folder_within(model, _without_magic(Path(test_file).stem)))
+                name = re.sub(r"[*?\[\]]", "_", Path(test_file).stem)  # a shell would expand that of a pattern
+                recipe.values["output_dir"] = str(_folder_within(model, name))
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
@@ -81,11 +82,6 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
-
-
-def _without_magic(pattern: str) -> str:
-    """A name for a folder: a shell would expand that of a pattern."""
-    return re.sub(r"[*?\[\]]", "_", pattern)
 
 
 def _folder_within(model: Path, name: str) -> Path:

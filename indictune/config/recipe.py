@@ -126,7 +126,8 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
     _drop_tokens("--", flags, problems)
     if flags.pop("config", None) is not None:
         problems.extend(read.problem.problems if read.problem is not None else ())
-        in_file = _words_by_key(read.content)
+        given = {str(name): value for name, value in read.content.items() if value is not None and name != DECIDED}
+        in_file = {name: to_words(value) for name, value in given.items()}
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -189,10 +190,6 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
         words = in_file.pop(name, ["false"])
         if [word.lower() for word in words] != ["false"]:
             problems.append(problem("trust-in-file", f"{prefix}{name}", name=name))
-
-
-def _words_by_key(content: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:

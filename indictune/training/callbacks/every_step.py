@@ -144,6 +144,9 @@ class EpochShuffle(TrainerCallback):
         self.batches.set_epoch(state.global_step // self.batches.steps_per_epoch)
 
 
+_COUNTED = ("rows", "tokens", "tokens_with_padding", "seconds_to_first_step")
+
+
 class Throughput(TrainerCallback):
     """Counts the rows and tokens of every global batch from its row numbers, so that no tensor is read.
 
@@ -170,20 +173,14 @@ class Throughput(TrainerCallback):
 
     def counted(self) -> dict[str, Any]:
         """The counts until now, for a checkpoint."""
-        return {
-            "seconds": self.seconds_before + time.perf_counter() - self._began,
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "tokens_with_padding": self.tokens_with_padding,
-            "seconds_to_first_step": self.seconds_to_first_step,
-        }
+        seconds = self.seconds_before + time.perf_counter() - self._began
+        return {"seconds": seconds, **{name: getattr(self, name) for name in _COUNTED}}
 
     def count_on(self, counted: dict[str, Any]) -> None:
         """Continue from what `counted` gave to a checkpoint; empty if it holds no counts."""
         if counted:
-            self.seconds_before, self.rows, self.tokens = (counted[name] for name in ("seconds", "rows", "tokens"))
-            self.tokens_with_padding = counted["tokens_with_padding"]
-            self.seconds_to_first_step = counted["seconds_to_first_step"]
+            self.seconds_before = counted["seconds"]
+            vars(self).update({name: counted[name] for name in _COUNTED})
             self._last_lap = (self._last_lap[0], self.rows, self.tokens)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
