@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_r
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import UserError
 from indictune.files import AUTO, is_finished
 
 HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
@@ -21,6 +21,8 @@ HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
 @dataclass
 class CheckpointFlags(Checked):
     """Which checkpoints are listed, or which one is converted."""
+
+    needed = ("folder", "indictune checkpoint DIR [--convert_to FOLDER]")
 
     folder: str = flag("", "A run's --output_dir or its checkpoint-<step>. May be given as a bare first word.")
     convert_to: str | None = flag(
@@ -34,12 +36,6 @@ class CheckpointFlags(Checked):
         "weights without a safetensors file, those of the base model included.",
     )
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-
-    def check(self) -> Iterator[Problem]:
-        """Refuse a missing folder."""
-        yield from super().check()
-        if not self.folder:
-            yield problem("argument-missing", "--folder", usage="indictune checkpoint DIR [--convert_to FOLDER]")
 
 
 def run_checkpoint(flags: Mapping[str, list[str]]) -> int:

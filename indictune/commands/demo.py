@@ -65,7 +65,7 @@ def reply_with(model: ChatModel) -> Reply:
 class DemoFlags(ShownModelArguments):
     """Which finished model is shown on a page, and where."""
 
-    command = "demo"
+    needed = ("model", "indictune demo FOLDER, where FOLDER is the --output_dir of a finished run.")
 
     port: int = flag(7860, "Port to listen on; 0 takes a free one.")
     export: str | None = flag(

@@ -34,16 +34,16 @@ _FORMATS = {"onnx": (check_onnx_packages, write_onnx), "gguf": (check_converter,
 class ExportFlags(ExportedModelArguments):
     """Which finished model is written for which other runtime."""
 
+    needed = ("model", "indictune export FOLDER")
+
     format: Literal["onnx", "gguf"] = flag(
         "onnx", "`onnx`: a classifier for ONNX Runtime. `gguf`: a language model for llama.cpp."
     )
     output_dir: str = flag("", "Gets the exported model. Must not exist, or be empty. Default: MODEL/<format>.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, and texts to compare on where nothing is compared."""
+        """Refuse texts to compare on where nothing is compared."""
         yield from super().check()
-        if not self.model:
-            yield problem("argument-missing", "--model", usage="indictune export FOLDER")
         if self.format == "gguf" and self.input_file is not None:
             yield problem("no-effect", "--input_file", self.input_file, other="--format gguf")
 

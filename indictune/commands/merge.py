@@ -18,6 +18,8 @@ from indictune.errors import Problem, problem
 class MergeFlags(Checked):
     """Which adapter becomes a complete model, and how it is written."""
 
+    needed = ("adapter", "indictune merge ADAPTER --output_dir FOLDER")
+
     adapter: str = flag("", "Folder of the adapter. May be given as a bare first word.")
     output_dir: str = flag("", "Gets the merged model. Must not exist, or be empty.")
     base_model: str | None = flag(
@@ -39,10 +41,8 @@ class MergeFlags(Checked):
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse missing folders, and a malformed size."""
+        """Refuse no output folder, and a malformed size."""
         yield from super().check()
-        if not self.adapter:
-            yield problem("argument-missing", "--adapter", usage="indictune merge ADAPTER --output_dir FOLDER")
         if not self.output_dir:
             yield problem("output-dir-missing", "--output_dir")
         if re.fullmatch(r"[1-9]\d*[KMGT]B", self.max_shard_size) is None:

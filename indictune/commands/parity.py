@@ -52,6 +52,8 @@ _SET = ("max_steps", "num_train_epochs", *_TRACED)
 class ParityFlags(Checked):
     """Which strategies are compared with one process, and how. The other flags are those of the run."""
 
+    needed = ("strategies", "indictune parity RECIPE.yaml --strategies ddp,fsdp2,zero3 (files of accelerate_configs/)")
+
     strategies: str = flag("", "Strategies with commas between them: files of accelerate_configs/ by name, or others.")
     steps: int = flag(20, "Optimizer steps of each run.")
     num_processes: int | None = flag(
@@ -62,11 +64,8 @@ class ParityFlags(Checked):
     json: bool = flag(False, "Print all numbers as JSON.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no strategy, and a picture of another kind."""
+        """Refuse a picture of another kind."""
         yield from super().check()
-        if not self.strategies:
-            usage = "indictune parity RECIPE.yaml --strategies ddp,fsdp2,zero3 (files of accelerate_configs/)"
-            yield problem("argument-missing", "--strategies", usage=usage)
         if self.plot is not None and Path(self.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
             kinds = "a png, an svg or a pdf"
             yield problem("picture-of-another-kind", "--plot", self.plot, kinds=kinds, example="curves.png")

@@ -40,17 +40,16 @@ _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the sa
 class PredictFlags(TextFileArguments):
     """Which texts a finished classifier labels, and where the labels go. Other values default to its training's."""
 
+    needed = ("model", 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.')
+
     text: list[str] = flag([], "Texts to label. Default: standard input, one text a line.")
     output_file: str | None = flag(
         None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
     )
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, and texts from two places."""
+        """Refuse texts from two places."""
         yield from super().check()
-        if not self.model:
-            usage = 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.'
-            yield problem("argument-missing", "--model", usage=usage)
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
 

@@ -19,6 +19,8 @@ from indictune.report.report_page import write_report
 class ReportFlags(Checked):
     """Which runs are reported on, and where."""
 
+    needed = ("runs", "indictune report FOLDER [FOLDER ...]")
+
     runs: list[str] = flag(
         [], "Folders of runs or evaluations. Several are compared. May be given as bare first words."
     )
@@ -28,10 +30,8 @@ class ReportFlags(Checked):
     texts: bool = flag(True, "Show texts of the rows, such as the worst mistakes. Use false for a report to share.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse missing folders, and a file of another kind."""
+        """Refuse a file of another kind."""
         yield from super().check()
-        if not self.runs:
-            yield problem("argument-missing", "--runs", usage="indictune report FOLDER [FOLDER ...]")
         if self.output_file is not None and Path(self.output_file).suffix.lower() not in (".html", ".htm"):
             yield problem("report-not-html", "--output_file", self.output_file)
 

@@ -7,7 +7,7 @@ import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from indictune.errors import Problem, Problems, problem
 
@@ -78,11 +78,19 @@ def check_ranges(arguments: Any) -> list[Problem]:
 
 
 class Checked:
-    """A base of argument dataclasses that reports all their problems at once."""
+    """A base of argument dataclasses that reports all their problems at once.
+
+    Attributes:
+        needed: a flag that must be given, and what to type.
+    """
+
+    needed: ClassVar[tuple[str, str] | None] = None
 
     def check(self) -> Iterator[Problem]:
         """The problems of the values. A subclass adds its own to those of `super().check()`."""
         yield from check_ranges(self)
+        if self.needed is not None and not getattr(self, self.needed[0]):
+            yield problem("argument-missing", f"--{self.needed[0]}", usage=self.needed[1])
 
     def __post_init__(self) -> None:
         """Check all values.

@@ -18,7 +18,15 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, WordPiece
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
@@ -66,10 +74,14 @@ def build_with(vocabulary: Mapping[str, int], folder: Path | str, size: Size) ->
         max_position_embeddings=size.max_length,
         pad_token_id=tokenizer.pad_token_id,
     )
+    _save_random(BertModel, config, folder)
+
+
+def _save_random(kind: type[PreTrainedModel], config: PreTrainedConfig, folder: Path | str) -> None:
     # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        model = BertModel(config)
+        model = kind(config)
     model.save_pretrained(folder)
 
 
@@ -193,11 +205,7 @@ def build_tiny_llama(texts: Sequence[str], folder: Path | str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
-        model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
+    _save_random(LlamaForCausalLM, config, folder)
 
 
 def train_byte_pairs(texts: Sequence[str]) -> PreTrainedTokenizerFast:
