@@ -562,7 +562,7 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
 def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
     neighbours = {"base", "adapter"}
     for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):
-        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.merge:match_config_mode:1"]
+        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.finished_model:match_config_mode:1"]
         flags = ["merge", str(adapter), "--output_dir", str(adapter.parent / "out")]
         result = start([*faulty, "indictune/__main__.py", *flags])
         assert result.returncode == code, result.stderr
