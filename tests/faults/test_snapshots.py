@@ -14,7 +14,7 @@ from tests.ranks.launching import Run, accelerate
 
 FLAGS = ("--snapshot_steps", "1", "--save_total_limit", "9")
 _OTHERS = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp", "pipeline")
-COPY = "indictune.checkpoint.save:copy_files"
+COPY = "indictune.checkpoint.save:copy_snapshot"
 
 
 def names(found: list[Path]) -> list[str]:

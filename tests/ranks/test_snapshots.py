@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 FLAGS = ("--max_steps", "12", "--save_steps", "12")
 SNAPSHOTS = ("--snapshot_steps", "2")
 # Both nodes' copies to the disk, before torchrun starts them again.
-SLOW_DISK = "+".join(f"SLOW@indictune.checkpoint.save:copy_files:1@{rank}@0" for rank in range(2))
+SLOW_DISK = "+".join(f"SLOW@indictune.checkpoint.save:copy_snapshot:1@{rank}@0" for rank in range(2))
 
 
 @pytest.fixture
