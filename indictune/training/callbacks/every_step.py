@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,8 +119,8 @@ class KeepRecords(TrainerCallback):
     def __init__(self, trainer: TaskTrainer) -> None:
         self.trainer = trainer
 
-    def on_log(self, *_: Any, logs: Mapping[str, Any], **__: Any) -> None:
-        if "loss" in logs:
+    def on_log(self, *_: Any, **more: Any) -> None:
+        if "loss" in more["logs"]:
             forget_nan_loss(self.trainer)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -228,7 +227,8 @@ class PipelineBubble(TrainerCallback):
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def on_log(self, args: TrainingArguments, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+    def on_log(self, args: TrainingArguments, *_: Any, **more: Any) -> None:
+        logs: dict[str, Any] = more["logs"]
         if "loss" in logs:
             logs |= self.pipeline.waiting(args.gradient_accumulation_steps)
 
@@ -259,7 +259,8 @@ class TrainLog(TrainerCallback):
             entries = sorted((known | kept).items())
             write_whole(path, "".join(json_line(entry) for _, entry in entries))
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **more: Any) -> None:
+        logs: dict[str, Any] = more["logs"]
         if not state.is_world_process_zero or "loss" not in logs:
             return
         entry = {"step": state.global_step, "epoch": state.epoch}
