@@ -210,15 +210,15 @@ def run_task(task: Any, settings: dict[str, Any], callback: Callable[[Any, Any],
     from indictune.supervise.execute import execute
     from indictune.training import run_task
 
-    train = vars(run_task)["train"]
+    train = vars(run_task)["train_model"]
 
     def add_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(callback(trainer, trainer.throughput))
         return train(trainer, *args)
 
-    setattr(run_task, "train", add_and_train)  # noqa: B010
+    setattr(run_task, "train_model", add_and_train)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    execute(partial(run_task.main, task), read_recipe(flags, task.arguments()))
+    execute(partial(run_task.run_task, task), read_recipe(flags, task.arguments()))
 
 
 class CountingTrainer(Trainer):

@@ -127,7 +127,7 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 def main() -> int:
     """Run the task with the callback `CountBytes`."""
     task: Task[Any, Any, Any] = Chat() if os.environ.get("TASK") == "llama" else Classification()
-    train = vars(run_task)["train"]
+    train = vars(run_task)["train_model"]
 
     def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())
@@ -135,8 +135,8 @@ def main() -> int:
 
     if os.environ.get("AS_TRAINER"):
         setattr(Parallelism, "set_up", lambda *_: None)  # noqa: B010
-    setattr(run_task, "train", count_and_train)  # noqa: B010
-    return execute(partial(run_task.main, task), read_recipe(sys.argv[1:], task.arguments()))
+    setattr(run_task, "train_model", count_and_train)  # noqa: B010
+    return execute(partial(run_task.run_task, task), read_recipe(sys.argv[1:], task.arguments()))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
 from indictune.distributed.collectives import barrier
-from indictune.training.callbacks import step_flags
+from indictune.training.callbacks import every_step
 from tests.ranks.launching import SCRIPT, accelerate, start
 
 EVERY = 100
@@ -41,7 +41,7 @@ FLAGS = (
 def timed_run() -> None:
     """Run a script on this rank, and note when each comparison began and ended."""
     times = list[tuple[float, float]]()
-    check = vars(step_flags)["check_copies"]
+    check = vars(every_step)["check_copies"]
 
     def timed(*args: Any) -> None:
         barrier()
@@ -51,7 +51,7 @@ def timed_run() -> None:
         if os.environ["RANK"] == "0":
             Path(os.environ[TIMES]).write_text(json.dumps(times), encoding="utf-8")
 
-    vars(step_flags)["check_copies"] = timed
+    vars(every_step)["check_copies"] = timed
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

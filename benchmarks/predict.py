@@ -34,10 +34,10 @@ from benchmarks.row_lengths import TWEETS, draw_lengths
 from indictune.config.arguments import ModelArguments
 from indictune.config.shared_arguments import ClassifierArguments
 from indictune.console_text import table
-from indictune.models.classifier import load_classifier as new_classifier
+from indictune.models.builtin import Size, build_tiny_bert, sample_rows
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
-from indictune.models.tiny_models import Size, build_tiny_bert, sample_rows
+from indictune.models.task_models import load_classifier as new_classifier
 from indictune.prediction.labelled_rows import label, text_batch
 from indictune.prediction.served_classifier import load_served_classifier
 from indictune.prediction.texts import WINDOW_ROWS

@@ -26,7 +26,7 @@ from benchmarks.environment import environment, write_results
 from benchmarks.predict import save_model
 from benchmarks.preparation import watched_children, words
 from indictune.console_text import table
-from indictune.models.tiny_models import Size
+from indictune.models.builtin import Size
 
 KINDS = ("csv", "parquet")
 _AT_ONCE = 50_000

@@ -36,7 +36,7 @@ from benchmarks.environment import environment, write_results
 from benchmarks.runner import Runner, run_alone
 from indictune.console_text import table
 from indictune.data.text.cleaning import clean
-from indictune.models.tiny_models import train_word_pieces
+from indictune.models.builtin import train_word_pieces
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)

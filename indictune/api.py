@@ -162,7 +162,7 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     from indictune.models import load as reading
     from indictune.models.adapters import config_file
     from indictune.models.config_shapes import KINDS
-    from indictune.models.trained import load_trained
+    from indictune.models.finished_model import load_trained
     from indictune.tasks.all_tasks import task_of
 
     folder = str(_folder(model))
@@ -201,7 +201,6 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _shown_until_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command and show its output; returns its exit code."""
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=environ, encoding="utf-8", **pipe) as running:
         assert running.stdout is not None

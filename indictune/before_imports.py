@@ -1,7 +1,7 @@
 """Importing this answers `--help`, and makes a process ready to be stopped while it imports the rest for seconds.
 
-It blocks the signals that ask a run to stop until the run listens (`stop_signals.let_through`), and sends this process
-a SIGTERM when its launcher dies. Ctrl-C is not blocked.
+It blocks the signals that ask a run to stop until the run listens (`unblock_stop_signals`), and sends this process a
+SIGTERM when its launcher dies. Ctrl-C is not blocked.
 """
 
 import os

@@ -75,15 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, flags: TypedFlags) -> int:
-    """Print the help of a verb if the flags ask for it, or else run it; returns the exit code.
-
-    Raises:
-        UserError: there is no such verb, or as `_check_names`, or as the verb.
-    """
+    """Print the help of a verb if the flags ask for it, or else run it; returns the exit code."""
     if name not in VERBS:
         meant = _MEANT.get(name, "")
         hint = f"Use `indictune {meant}`." if meant else None
-        raise UserError("unknown-verb", value=name, way_out=hint, known=", ".join(VERBS))
+        raise UserError("no-such-name", "indictune", name, way_out=hint, kind="command", known=", ".join(VERBS))
     verb = VERBS[name]
     bare = flags.get("", [])
     tasks = [WORDS.get(word, word) for word in bare if word in WORDS or word in SCRIPTS] if verb.takes_run else []
@@ -104,11 +100,7 @@ def _help(verb: Verb, tasks: Sequence[str], asked: Sequence[str]) -> str:
 
 
 def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
-    """Refuse typing errors before anything slow is imported.
-
-    Raises:
-        UserError: a flag that the verb does not have, or a key of its recipe.
-    """
+    """Refuse typing errors before anything slow is imported."""
     own = flags_of(f"indictune {verb.name}")
     known = [*own, "config"]
     if verb.takes_run:
@@ -121,7 +113,6 @@ def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
 
 
 def _unknown(verb: Verb, name: str, words: Sequence[str], known: Sequence[str]) -> Problem:
-    """The problem of a flag that a verb does not have."""
     if verb.name == "doctor" and name in flags_of("indictune train"):
         return problem("doctor-under-launcher", f"--{name}", " ".join(words))
     return unknown_name(name, "--", known)

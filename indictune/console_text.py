@@ -77,7 +77,6 @@ def _character_width(character: str) -> int:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Pad the cells of one line to the display widths of their columns."""
     blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
     numbers = [blank + cell for cell, blank in zip(cells[1:], blanks[1:], strict=True)]
     return COLUMN_GAP.join([cells[0] + blanks[0], *numbers])

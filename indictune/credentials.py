@@ -35,7 +35,6 @@ def without_tokens(text: str) -> str:
 
 
 def _own() -> str | None:
-    """The user's token."""
     own = (os.environ.get("HF_TOKEN") or _logged_in() or "").strip()
     return own if len(own) >= _SHORTEST else None
 

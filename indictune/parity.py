@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,55 +21,30 @@ _ROUNDING = 1e-3  # of a norm in half precision, and more than any in single pre
 _GROWN = 1e-5  # relative difference of a step that is no rounding any more, but has grown from it
 
 
-@dataclass(frozen=True)
 class Traced:
-    """A run and its trace.
+    """A run and its trace, read once.
 
-    Attributes:
+    Args:
         name: of the strategy.
         folder: `--output_dir` of the run.
+
+    Attributes:
+        metrics: the content of `metrics.json`.
+        evaluation: the metrics of all validation rows; empty without any.
+        losses: of each step.
+        norms: of each step's gradients, before clipping.
+        start: what the run started from.
+        steps: what each step followed from.
     """
 
-    name: str
-    folder: Path
-
-    @cached_property
-    def _log(self) -> list[dict[str, Any]]:
-        return _lines(self.folder / "train_log.jsonl")
-
-    @cached_property
-    def _trace(self) -> list[dict[str, Any]]:
-        return _lines(self.folder / TRACE)
-
-    @cached_property
-    def metrics(self) -> dict[str, Any]:
-        """The content of `metrics.json`."""
-        return dict(json.loads((self.folder / METRICS).read_text(encoding="utf-8")))
-
-    @property
-    def losses(self) -> list[float]:
-        """The loss of each step."""
-        return [line["loss"] for line in self._log]
-
-    @property
-    def norms(self) -> list[float]:
-        """The norm of each step's gradients, before clipping."""
-        return [line["grad_norm"] for line in self._log]
-
-    @property
-    def start(self) -> Mapping[str, Any]:
-        """What the run started from."""
-        return self._trace[0]
-
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        """What each step followed from."""
-        return self._trace[1:]
-
-    @property
-    def evaluation(self) -> dict[str, float]:
-        """The metrics of all validation rows; empty without any."""
-        return {name: value for name, value in self.metrics.get("eval", {}).items() if isinstance(value, float)}
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.metrics: dict[str, Any] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        evaluation = self.metrics.get("eval", {}).items()
+        self.evaluation = {name: value for name, value in evaluation if isinstance(value, float)}
+        log = _lines(folder / "train_log.jsonl")
+        self.losses, self.norms = ([line[each] for line in log] for each in ("loss", "grad_norm"))
+        self.start, *self.steps = _lines(folder / TRACE)
 
     def weights(self) -> dict[str, Tensor]:
         """The final model."""
@@ -127,11 +101,8 @@ def compare_traces(one: Traced, other: Traced, tolerance: float) -> RunCompariso
     }
     steps = [int(parts[name].first or 0) for name in ("loss", "grad_norm")]
     found = RunComparison(other.name, other.metrics["world_size"], parts, ())
-    if found.agrees:
-        return found
-    return RunComparison(
-        found.name, found.processes, parts, causes(one, other, min(filter(None, steps), default=None))
-    )
+    step = min(filter(None, steps), default=None)
+    return found if found.agrees else replace(found, causes=causes(one, other, step))
 
 
 def of_steps(expected: Sequence[float], found: Sequence[float], tolerance: float) -> RunDifference:

@@ -27,7 +27,7 @@ class Stopped(BaseException):
     """
 
 
-class NotBegun(Stopped):
+class StoppedBeforeFirstStep(Stopped):
     """The run was asked to stop before its first step. If it named a checkpoint, `auto` might take another."""
 
 
@@ -67,7 +67,7 @@ class StopRequest:
         finally:
             self._receiver_ends.set()
             if self._wait:  # `wait_for_the_step` blocked them
-                let_through()
+                unblock_stop_signals()
             for number, handler in before.items():
                 if number == signal.SIGINT or not self._over:
                     signal.signal(number, handler)
@@ -85,7 +85,7 @@ class StopRequest:
             threading.Thread(target=self._receiver_ends.wait, name="signals", daemon=True).start()
             signal.pthread_sigmask(signal.SIG_BLOCK, OF_SCHEDULERS)
         if self.asked:
-            raise NotBegun("stopped before there was anything to save.")
+            raise StoppedBeforeFirstStep("stopped before there was anything to save.")
 
     def ask(self) -> None:
         """Ask this process to stop, from any thread, if that ends the run at once."""
@@ -107,7 +107,9 @@ class StopRequest:
         else:
             self.asked = True
             signal_programs(signal.SIGTERM)
-            raise NotBegun(f"stopped by {signal.Signals(number).name} before there was anything to save.")
+            raise StoppedBeforeFirstStep(
+                f"stopped by {signal.Signals(number).name} before there was anything to save."
+            )
 
     def _note(self, number: int) -> None:
         """Note the first signal and report it.
@@ -125,7 +127,7 @@ class StopRequest:
                 os.write(descriptor, f"{line_start(descriptor)}{line}".encode())
 
 
-def let_through() -> None:
+def unblock_stop_signals() -> None:
     """Unblock the signals that `before_imports` held back, once a handler is set.
 
     Raises:
@@ -155,7 +157,7 @@ def signal_programs(number: signal.Signals) -> None:
             program.send_signal(number)
 
 
-class _DeafProcess(ForkProcess):
+class _SignalIgnoringProcess(ForkProcess):
     def start(self) -> None:
         """Start it with the signals blocked: its own handler would come too late, since torch sets one first."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -165,10 +167,10 @@ class _DeafProcess(ForkProcess):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class DeafWorkers(ForkContext):
+class SignalIgnoringContext(ForkContext):
     """Starts worker processes that ignore the stop signals (`multiprocessing_context` of a data loader).
 
     A signal to all processes of a run would kill the workers, and the run would fail with them.
     """
 
-    Process = _DeafProcess
+    Process = _SignalIgnoringProcess

@@ -1,19 +1,25 @@
-"""Private names of other libraries that only one or two modules of a package need.
+"""Private names of other libraries, all but those of `distributed/upstream.py`.
 
-`training`, `distributed` and `models` have an `upstream.py` of their own. tests/training/test_contract.py holds every
-name, and says what to do when one goes. Libraries are imported inside the functions: `config` imports this module.
+tests/training/test_contract.py holds every name, and says what to do when one goes. Libraries are imported inside the
+functions: `config` imports this module.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import httpx2
+    import torch
+    from accelerate import Accelerator
     from datasets import Dataset
     from sacrebleu.metrics.chrf import CHRF
-    from transformers import PreTrainedConfig, TrainingArguments
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+    from transformers.trainer_utils import TrainOutput
+    from trl.trainer.sft_trainer import SFTTrainer
 
 
 def commit_of(config: PreTrainedConfig) -> str | None:
@@ -64,3 +70,124 @@ def chrf_counts(metric: CHRF, answers: Sequence[str], references: Sequence[str])
 def chrf_of(metric: CHRF, counts: list[Any]) -> float:
     """chrF from 0 to 100 of summed `chrf_counts`, [counts]."""
     return metric._compute_f_score(counts)
+
+
+def attention_of(config: PreTrainedConfig) -> str | None:
+    """The attention function of a model by its name. transformers (5.23) has a public setter and no public getter."""
+    chosen: str | None = config._attn_implementation
+    return chosen
+
+
+def weight_conversions(model: nn.Module) -> list[Any]:
+    """What transformers (5.23) did to the weights of a checkpoint when it read them. Saving reverses it."""
+    return vars(model).get("_weight_conversions") or []
+
+
+def set_weight_conversions(model: PreTrainedModel, conversions: list[Any] | None) -> None:
+    """Decide what saving reverses; None is nothing."""
+    vars(model)["_weight_conversions"] = conversions
+
+
+def flash_attention(*given: Any, **settings: Any) -> torch.Tensor:
+    """The operation below torch's `varlen_attn`, which itself has no dropout (torch 2.13)."""
+    import torch
+
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward(*given, **settings)[0]
+    return output
+
+
+def packed_weight(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [out_features, in_features] in the order of oneDNN, which torch (2.13) offers only to its compiler."""
+    import torch
+
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return packed
+
+
+def packed_linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """A linear layer by a `packed_weight`, and the activation after it: `none` or `gelu`, by the error function.
+
+    [rows, in_features] to [rows, out_features].
+    """
+    import torch
+
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none")
+    return found
+
+
+def unlogged_loss_of(trainer: Trainer) -> tuple[float, int]:
+    """This rank's sum of losses since the last logged step, and that step (transformers 5.23). Waits for the device.
+
+    Our checkpoints keep both; the Trainer's own do not.
+    """
+    return float(trainer._tr_loss.item()), int(trainer._globalstep_last_logged)
+
+
+def carry_loss(trainer: Trainer, loss: float, since_step: int, mean_of_ranks: float) -> None:
+    """Begin with the sum of losses that a checkpoint had not logged yet (transformers 5.23).
+
+    Args:
+        trainer: before its first step.
+        loss: this rank's sum.
+        since_step: the last logged step.
+        mean_of_ranks: of `loss`. The mean of the whole training leaves it out: it is of this start's steps alone.
+    """
+    trainer._tr_loss += loss
+    trainer._total_loss_scalar -= mean_of_ranks
+    trainer._globalstep_last_logged = since_step
+
+
+def forget_nan_loss(trainer: Trainer) -> None:
+    """Sum the losses anew after a NaN was logged. The Trainer (5.23) subtracts the sum from itself."""
+    trainer._tr_loss.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def evaluate_as_in_training(trainer: Trainer) -> None:
+    """Evaluate, tell callbacks and schedule, and compare with the best so far (transformers 5.23).
+
+    The public `evaluate` leaves out what follows from the score.
+    """
+    metrics = trainer._evaluate(None, None)
+    trainer._determine_best_metric(metrics, None)
+
+
+def end_training(trainer: Trainer) -> TrainOutput:
+    """End a training without a step: load the best weights, and call `on_train_end` (transformers 5.23)."""
+    return cast("TrainOutput", trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]
+
+
+def has_prepared_model(accelerator: Accelerator) -> bool:
+    """Whether accelerate (1.15) has prepared a model."""
+    return bool(accelerator._models)
+
+
+def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+    """The scale of fp16's losses, on the device; None before the first. `get_scale` waits for it (torch 2.13)."""
+    return scaler._scale
+
+
+def means_of_log(trainer: SFTTrainer) -> dict[str, list[float]]:
+    """What TRL (1.16) logs the means of: numbers of each micro-batch since the last logged step, by name."""
+    means: dict[str, list[float]] = trainer._metrics["train"]
+    return means
+
+
+def trained_tokens(trainer: SFTTrainer) -> int:
+    """Tokens of all steps so far, which TRL (1.16) logs as `num_tokens`."""
+    tokens: int = trainer._total_train_tokens
+    return tokens
+
+
+def set_trained_tokens(trainer: SFTTrainer, tokens: int) -> None:
+    """Go on counting from the tokens of a checkpoint."""
+    trainer._total_train_tokens = tokens
+
+
+def count_tokens_once(trainer: SFTTrainer, ranks_of_a_row: int) -> None:
+    """Make TRL (1.16) count a row's tokens once, though several ranks have the row.
+
+    It reads their number from accelerate's `parallelism_config`, which knows no matrices that are split without FSDP2.
+    """
+    trainer._tp_size = ranks_of_a_row

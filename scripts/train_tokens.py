@@ -16,7 +16,9 @@ import indictune.before_imports  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
 from indictune.supervise.execute import execute
 from indictune.tasks.tokens import TokenClassification
-from indictune.training.run_task import main
+from indictune.training.run_task import run_task
 
 if __name__ == "__main__":
-    sys.exit(execute(partial(main, TokenClassification()), read_recipe(sys.argv[1:], TokenClassification.arguments())))
+    sys.exit(
+        execute(partial(run_task, TokenClassification()), read_recipe(sys.argv[1:], TokenClassification.arguments()))
+    )

@@ -116,7 +116,7 @@ def test_one_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laps_of_batches_by_length_are_like_an_epoch(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import grouped_by_length, read_tweets
-    from indictune.models.tiny_models import train_word_pieces
+    from indictune.models.builtin import train_word_pieces
 
     rows = read_tweets(tmp_path)
     assert len(rows) == 1170 // BATCH_SIZE * BATCH_SIZE

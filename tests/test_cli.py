@@ -34,7 +34,7 @@ def test_an_unknown_verb_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
     shown = capsys.readouterr()
     assert shown.out == ""
     assert {"prepare", "evaluate", "predict", "chat", "merge"} <= set(shown.err.replace(",", "").split())
-    assert shown.err.endswith("[unknown-verb]\n")
+    assert shown.err.endswith("[no-such-name]\n")
 
 
 def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
@@ -47,7 +47,7 @@ def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
     shown = capsys.readouterr()
     assert shown.out == ""
     codes = [line.rpartition("[")[2] for line in shown.err.splitlines()[1:]]
-    assert codes == ["evaluate-needs]", "evaluate-needs]"]
+    assert codes == ["argument-missing]", "argument-missing]"]
     assert list(tmp_path.iterdir()) == []
     assert main(["prepare", "--config", "no.yaml"]) == 2
     assert capsys.readouterr().err.endswith("[no-such-file]\n")
@@ -100,7 +100,7 @@ def test_doctor_gets_its_strategy_from_a_launcher(capsys: pytest.CaptureFixture[
 def test_the_exit_code_of_a_verb_reaches_the_shell() -> None:
     result = start([*python(), "indictune/__main__.py", "checkpoint"])
     assert result.returncode == 2, result.stderr
-    assert result.stderr.endswith("[checkpoint-folder-missing]\n")
+    assert result.stderr.endswith("[argument-missing]\n")
 
 
 def test_prepare_makes_ready_what_a_run_reads(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from indictune.cache_folders import NO_ROOM
 from indictune.checkpoint import store
+from indictune.files import NO_ROOM
 
 logger = logging.getLogger(__name__)
 

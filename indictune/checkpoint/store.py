@@ -17,11 +17,11 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune import cache_folders
+from indictune import files
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, node_disks
 
-MANIFEST = cache_folders.MANIFEST
+MANIFEST = files.MANIFEST
 PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # next to its final place while it is written
 UNFINISHED_MODEL = ".unfinished-model"

@@ -34,7 +34,7 @@ class Verb(NamedTuple):
         if not self.listens:
             import indictune.before_imports  # noqa: F401, before everything slow
         if self.logs:
-            from indictune.supervise.logs import log_to_console
+            from indictune.supervise.run_folder import log_to_console
 
             log_to_console()
         function: Callable[[TypedFlags], int] = getattr(import_module(f"{__name__}.{self.name}"), f"run_{self.name}")
@@ -43,11 +43,11 @@ class Verb(NamedTuple):
 
 def until_stopped(command: Callable[[], int]) -> int:
     """Run a command that does not listen to signals itself. A stop signal ends it, and it cleans up."""
-    from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
+    from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, unblock_stop_signals
 
     try:
         with StopRequest().listening():
-            let_through()
+            unblock_stop_signals()
             return command()
     except Stopped:
         print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)

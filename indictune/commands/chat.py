@@ -9,11 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import FinishedModelArguments
+from indictune.config.shared_arguments import FinishedModelArguments, flag
 from indictune.console_text import printable
-from indictune.errors import Problem, problem
 from indictune.prediction.chat_model import ChatModel, TooLongError, open_chat_model
 
 EXIT = "/exit"
@@ -23,6 +21,8 @@ EXIT = "/exit"
 class ChatFlags(FinishedModelArguments):
     """Which language model answers in the terminal, and how."""
 
+    needed = ("model", "indictune chat FOLDER")
+
     model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
     max_new_tokens: int = flag(256, "Most tokens of an answer.")
     temperature: float = flag(0.0, "0 takes the likeliest token each time. Above 0 tokens are drawn; 1 is usual.")
@@ -30,12 +30,6 @@ class ChatFlags(FinishedModelArguments):
         None,
         "How messages become text: llama3, llama2, chatml, plain or a .jinja file. Default: that of the training.",
     )
-
-    def check(self) -> Iterator[Problem]:
-        """Refuse a missing folder."""
-        yield from super().check()
-        if not self.model:
-            yield problem("evaluate-needs", "--model", way_out="Use: indictune chat FOLDER")
 
 
 def run_chat(flags: Mapping[str, list[str]]) -> int:

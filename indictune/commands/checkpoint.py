@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.checkpoint import store
 from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_resume_point
-from indictune.checkpoint.store import Manifest
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import UserError
 from indictune.files import AUTO, is_finished
 
 HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
@@ -22,6 +21,8 @@ HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
 @dataclass
 class CheckpointFlags(Checked):
     """Which checkpoints are listed, or which one is converted."""
+
+    needed = ("folder", "indictune checkpoint DIR [--convert_to FOLDER]")
 
     folder: str = flag("", "A run's --output_dir or its checkpoint-<step>. May be given as a bare first word.")
     convert_to: str | None = flag(
@@ -35,12 +36,6 @@ class CheckpointFlags(Checked):
         "weights without a safetensors file, those of the base model included.",
     )
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-
-    def check(self) -> Iterator[Problem]:
-        """Refuse a missing folder."""
-        yield from super().check()
-        if not self.folder:
-            yield problem("checkpoint-folder-missing", "--folder")
 
 
 def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
@@ -97,7 +92,10 @@ def checkpoint_table(folder: Path, found: Sequence[Path], reader: Reader) -> str
     for each in found:
         problems = reader.damage(each)
         notes = ["best"] * (each == best) + ["auto"] * (each == point.checkpoint)
-        about = _about(store.read_manifest(each))
+        about, manifest = ("-", "-", "-"), store.read_manifest(each)
+        if manifest is not None:
+            ranks = f"{manifest.strategy} x {manifest.world_size}"
+            about = (ranks, shown_bytes(manifest.bytes), f"{manifest.rows_of_epoch:,}")
         body.append([str(store.step_of(each)), *about, "damaged" if problems else "whole", ", ".join(notes)])
         damage += [in_one_line(f"damaged: {problem}") for problem in problems]
     lines = [table(HEADER, body), *damage]
@@ -116,11 +114,3 @@ def _next_start(folder: Path, checkpoint: Path | None) -> str:
     except UserError as error:
         return error.message
     return f"--resume_from_checkpoint auto resumes {checkpoint.name}."
-
-
-def _about(manifest: Manifest | None) -> tuple[str, str, str]:
-    """Strategy, size and rows."""
-    if manifest is None:
-        return "-", "-", "-"
-    ranks = f"{manifest.strategy} x {manifest.world_size}"
-    return ranks, shown_bytes(manifest.bytes), f"{manifest.rows_of_epoch:,}"

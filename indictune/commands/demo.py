@@ -10,9 +10,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from indictune.commands.serve import ShownModelArguments
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ClassifierArguments
+from indictune.config.shared_arguments import ClassifierArguments, flag
 from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
 from indictune.errors import Problems, problem
 from indictune.prediction.chat_model import ChatModel, TooLongError
@@ -66,7 +65,7 @@ def reply_with(model: ChatModel) -> Reply:
 class DemoFlags(ShownModelArguments):
     """Which finished model is shown on a page, and where."""
 
-    command = "demo"
+    needed = ("model", "indictune demo FOLDER, where FOLDER is the --output_dir of a finished run.")
 
     port: int = flag(7860, "Port to listen on; 0 takes a free one.")
     export: str | None = flag(

@@ -16,10 +16,9 @@ from torch.distributed import DistError
 from transformers import TrainingArguments
 
 from indictune.commands.prepare import task_of_flags
-from indictune.config.fields import Checked, flag
-from indictune.config.plan import AnyPlan
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.agreement import unreachable
@@ -28,7 +27,7 @@ from indictune.doctor.check_lines import Outcome, exit_code, lines_as_json, of_p
 from indictune.doctor.compare_ranks import LAUNCH_CHECK
 from indictune.doctor.examination import Subject, examine
 from indictune.doctor.roll_call import AbsentError, RollCall, ignore_stops
-from indictune.errors import Problem, Problems, problems_of
+from indictune.errors import Problems, problems_of
 from indictune.hub.publish import repository_name
 from indictune.planning.machine_failures import check_interfaces
 from indictune.preflight.checks import preflight
@@ -93,7 +92,11 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
     """What is examined: the plan of a run, or of none where there is no recipe and no model."""
     plan, problems = make_plan(recipe, os.environ, task)
     is_run = not recipe.values.keys() <= {*vars(DoctorFlags()), "output_dir"}
-    found = [*problems, *preflight(plan, task)] if is_run else [*recipe.problems, *_problems_of_launch(plan)]
+    found = (
+        [*problems, *preflight(plan, task)]
+        if is_run
+        else [*recipe.problems, *problems_of(read_launch, os.environ), *check_interfaces(plan)]
+    )
     training = plan.training
     seeds = {f"--{name}": getattr(training, name) for name in _SEEDS}
     in_files = Problems().attempt(flag_contents, plan) or {}
@@ -111,11 +114,6 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
         plan.model.method == "qlora" or "8bit" in str(training.optim),
         start,
     )
-
-
-def _problems_of_launch(plan: AnyPlan) -> list[Problem]:
-    """The problems that a machine without a recipe can have."""
-    return [*problems_of(read_launch, os.environ), *check_interfaces(plan)]
 
 
 def _show(found: Sequence[Outcome], as_text: bool, stdout: TextIO) -> None:

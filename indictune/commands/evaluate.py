@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indictune.commands import until_stopped
-from indictune.config.fields import flag
-from indictune.config.shared_arguments import EvaluationArguments
+from indictune.config.shared_arguments import EvaluationArguments, flag
 from indictune.console_text import printable, table
 from indictune.errors import Problems, UserError, problem
 from indictune.files import write_json
@@ -114,13 +113,12 @@ def _scores_shown(found: Mapping[str, Any]) -> str:
 
 
 def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
-    """What lm-evaluation-harness finds."""
     import transformers  # slow, as the rest
 
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.score_names import near_names
+    from indictune.models.finished_model import trained_config
     from indictune.models.load import load_tokenizer
-    from indictune.models.trained import trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)

@@ -18,8 +18,8 @@ from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
-from indictune.models.classifier import recorded_reading
 from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
+from indictune.models.task_models import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.preflight.values import check_long_texts, check_samples
@@ -29,6 +29,8 @@ from indictune.tasks.protocol import Task
 from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up, make_trainer
 from indictune.training.task_trainer import RunContext
+
+_USAGE = "indictune evaluate --model DIR --test_file F"
 
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
@@ -48,12 +50,13 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
     model, test_file = Path(asked.model), asked.test_file
     for flag, value in (("--model", asked.model), ("--test_file", test_file)):
         if not value:
-            recipe.problems.append(problem("evaluate-needs", flag))
+            recipe.problems.append(problem("argument-missing", flag, usage=_USAGE))
     if asked.model:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)
             if "output_dir" not in recipe.values:
-                recipe.values["output_dir"] = str(_folder_within(model, _without_magic(Path(test_file).stem)))
+                name = re.sub(r"[*?\[\]]", "_", Path(test_file).stem)  # a shell would expand that of a pattern
+                recipe.values["output_dir"] = str(_folder_within(model, name))
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
@@ -64,11 +67,7 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
-    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model.
-
-    Raises:
-        UserError: the folder holds no model, or its recipe is unreadable.
-    """
+    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model."""
     if not config_file(model).is_file():
         raise UserError("no-model", "--model", model)
     configuration = configuration_of(model)
@@ -85,17 +84,8 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, value)
 
 
-def _without_magic(pattern: str) -> str:
-    """A name for a folder: a shell would expand that of a pattern."""
-    return re.sub(r"[*?\[\]]", "_", pattern)
-
-
 def _folder_within(model: Path, name: str) -> Path:
-    """The folder of an evaluation inside the model's folder.
-
-    Raises:
-        UserError: a link, which may come with a model, or the name leads elsewhere.
-    """
+    """The folder of an evaluation inside the model's folder."""
     folder = model / "evaluation" / name
     if folder.resolve() != model.resolve() / "evaluation" / name:
         raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
@@ -103,11 +93,7 @@ def _folder_within(model: Path, name: str) -> Path:
 
 
 def _check_of_this_file(folder: Path, test_file: str) -> None:
-    """Refuse to overwrite the metrics of another file in the folder of an evaluation.
-
-    Raises:
-        UserError: `metrics-of-another-file`.
-    """
+    """Refuse to overwrite the metrics of another file in the folder of an evaluation."""
     path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
     if name is None:  # no metrics of this command
         return

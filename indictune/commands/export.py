@@ -12,9 +12,8 @@ from typing import Literal
 from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ExportedModelArguments
+from indictune.config.shared_arguments import ExportedModelArguments, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.export.to_gguf import check_converter, write_gguf
@@ -22,9 +21,8 @@ from indictune.export.to_onnx import check_onnx_packages, write_onnx
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
 from indictune.models.atomic_folder import check_output_folder, whole_folder
+from indictune.models.finished_model import merge, trained_config
 from indictune.models.load import stored_quantisation
-from indictune.models.merged_adapter import merge
-from indictune.models.trained import trained_config
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_classifier import check_finished
 
@@ -36,16 +34,16 @@ _FORMATS = {"onnx": (check_onnx_packages, write_onnx), "gguf": (check_converter,
 class ExportFlags(ExportedModelArguments):
     """Which finished model is written for which other runtime."""
 
+    needed = ("model", "indictune export FOLDER")
+
     format: Literal["onnx", "gguf"] = flag(
         "onnx", "`onnx`: a classifier for ONNX Runtime. `gguf`: a language model for llama.cpp."
     )
     output_dir: str = flag("", "Gets the exported model. Must not exist, or be empty. Default: MODEL/<format>.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, and texts to compare on where nothing is compared."""
+        """Refuse texts to compare on where nothing is compared."""
         yield from super().check()
-        if not self.model:
-            yield problem("predict-needs-model", "--model", way_out="Use: indictune export FOLDER")
         if self.format == "gguf" and self.input_file is not None:
             yield problem("no-effect", "--input_file", self.input_file, other="--format gguf")
 
@@ -84,11 +82,7 @@ def export_model(args: ExportFlags) -> str:
 
 
 def _check_model(args: ExportFlags) -> None:
-    """Refuse a model that is not finished, or that the format cannot hold.
-
-    Raises:
-        UserError: `run-not-finished`, `no-model`, `export-wants-format` or `export-of-quantised`.
-    """
+    """Refuse a model that is not finished, or that the format cannot hold."""
     folder = Path(args.model)
     check_finished(folder)
     config = trained_config(ModelArguments(args.model, trust_remote_code=args.trust_remote_code))

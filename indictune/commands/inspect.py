@@ -12,9 +12,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from indictune.commands.prepare import Prepared, prepare_rows, show_rows, task_of_flags
-from indictune.config.fields import Checked, flag
 from indictune.config.plan import unresolved
 from indictune.config.read_words import with_flag
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.row_health import check_health
@@ -92,13 +92,12 @@ def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: 
     )
     text = "".join(
         f"{marks[0]}{printable(piece)}{marks[1]}" if is_counted else printable(piece)
-        for piece, is_counted in pieces(ids, counted, made.tokenizer)
+        for piece, is_counted in pieces(ids, counted, made.rows.tokenizer)
     )
     return f"{made.tokens.row_location(index)}: {len(ids):,} tokens{cut}{learned}\n{text}"
 
 
 def _label(label: Any, classes: Sequence[str]) -> str:
-    """The label of a classifier's row: one class, several, or a number."""
     if isinstance(label, list):
         return "|".join(name for name, is_on in zip(classes, label, strict=True) if is_on) or "(none)"
     return classes[label] if isinstance(label, int) else f"{label:g}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
 
@@ -17,6 +17,8 @@ from indictune.errors import Problem, problem
 @dataclass
 class MergeFlags(Checked):
     """Which adapter becomes a complete model, and how it is written."""
+
+    needed = ("adapter", "indictune merge ADAPTER --output_dir FOLDER")
 
     adapter: str = flag("", "Folder of the adapter. May be given as a bare first word.")
     output_dir: str = flag("", "Gets the merged model. Must not exist, or be empty.")
@@ -39,10 +41,8 @@ class MergeFlags(Checked):
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse missing folders, and a malformed size."""
+        """Refuse no output folder, and a malformed size."""
         yield from super().check()
-        if not self.adapter:
-            yield problem("adapter-missing", "--adapter")
         if not self.output_dir:
             yield problem("output-dir-missing", "--output_dir")
         if re.fullmatch(r"[1-9]\d*[KMGT]B", self.max_shard_size) is None:
@@ -57,7 +57,7 @@ def run_merge(flags: Mapping[str, list[str]]) -> int:
     """
     args = read_arguments(flags, MergeFlags, "adapter")
     from indictune.hub.card import write_card  # slow, as torch is
-    from indictune.models.merged_adapter import merge
+    from indictune.models.finished_model import merge
 
     print(printable(merge(**vars(args))))
     write_card(Path(args.output_dir), run=Path(args.adapter))

@@ -10,15 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
-from indictune.config.fields import Checked, flag
 from indictune.config.flag_table import PARITY_TRACE, SCRIPTS, flags_of
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable, table
 from indictune.distributed.choose_launcher import Launcher, choose_launcher, fitting_launcher
 from indictune.errors import Problem, Problems, UserError, problem
@@ -52,6 +52,8 @@ _SET = ("max_steps", "num_train_epochs", *_TRACED)
 class ParityFlags(Checked):
     """Which strategies are compared with one process, and how. The other flags are those of the run."""
 
+    needed = ("strategies", "indictune parity RECIPE.yaml --strategies ddp,fsdp2,zero3 (files of accelerate_configs/)")
+
     strategies: str = flag("", "Strategies with commas between them: files of accelerate_configs/ by name, or others.")
     steps: int = flag(20, "Optimizer steps of each run.")
     num_processes: int | None = flag(
@@ -62,12 +64,11 @@ class ParityFlags(Checked):
     json: bool = flag(False, "Print all numbers as JSON.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no strategy, and a picture of another kind."""
+        """Refuse a picture of another kind."""
         yield from super().check()
-        if not self.strategies:
-            yield problem("parity-which", "--strategies")
         if self.plot is not None and Path(self.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-            yield problem("parity-picture", "--plot", self.plot)
+            kinds = "a png, an svg or a pdf"
+            yield problem("picture-of-another-kind", "--plot", self.plot, kinds=kinds, example="curves.png")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
     own = [each.name for each in fields(ParityFlags)]
     args = read_arguments({name: flags[name] for name in own if name in flags}, ParityFlags, "strategies")
     asked = read_asked({name: words for name, words in flags.items() if name not in own})
-    problems = Problems(problems_of_set(asked))
+    given = [(f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
+    problems = Problems(problem("parity-sets", *each) for each in given)
     launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
     keeps = "output_dir" in asked.flags
     if keeps:
@@ -111,8 +113,9 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
     if args.plot:
         problems.attempt(_make_folder, "--plot", Path(args.plot).parent)
     problems.raise_any()
-    with ExitStack() as stack:
-        folder = Path(asked.output_dir if keeps else stack.enter_context(_temporary()))
+    place: AbstractContextManager[str] = nullcontext(asked.output_dir)
+    with place if keeps else tempfile.TemporaryDirectory(prefix="indictune-parity-") as given_or_made:
+        folder = Path(given_or_made)
         asked = exact_flags(with_defaults(asked), args.steps)
         reference = run_one(asked, ONE, choose_launcher(None, 1), folder / "one-process")
         if reference.state != "ok":
@@ -133,11 +136,7 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
 
 
 def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
-    """Make a folder that gets something at the end, before the runs take their time.
-
-    Raises:
-        UserError: it cannot be made or written, or it holds files and must not.
-    """
+    """Make a folder that gets something at the end, before the runs take their time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if must_be_empty and any(folder.iterdir()):
@@ -145,10 +144,6 @@ def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="indictune-parity-")
 
 
 def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
@@ -206,11 +201,6 @@ def _record(
 def _numbers(part: RunDifference) -> dict[str, Any]:
     largest = part.largest if math.isfinite(part.largest) else None
     return {"largest": largest, "first_beyond_tolerance": part.first}
-
-
-def problems_of_set(asked: Asked) -> list[Problem]:
-    """The typed flags that would have no effect, as parity sets them."""
-    return [problem("parity-sets", f"--{name}", " ".join(asked.flags[name])) for name in _SET if name in asked.flags]
 
 
 def exact_flags(asked: Asked, steps: int) -> Asked:

@@ -12,11 +12,10 @@ from warnings import catch_warnings
 from indictune.commands.plan_text import OF_FP16, plan_text, record
 from indictune.commands.prepare import task_of_flags
 from indictune.commands.ranking import SOURCES, Ranking, micro_batch_name, rank
-from indictune.config.fields import flag
 from indictune.config.plan import AnyPlan
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe, read_recipe
-from indictune.config.shared_arguments import MachineArguments
+from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.load import read_config
@@ -45,7 +44,7 @@ class PlanFlags(MachineArguments):
         """Refuse a picture of another kind."""
         yield from super().check()
         if self.plot is not None and Path(self.plot).suffix.lower() != ".png":
-            yield problem("plan-not-png", "--plot", self.plot)
+            yield problem("picture-of-another-kind", "--plot", self.plot, kinds="a PNG", example="plan.png")
 
 
 def run_plan(flags: Mapping[str, list[str]]) -> int:
@@ -92,7 +91,8 @@ def _asked(recipe: Recipe, task: Task[Any, Any, Any], typed: Collection[str]) ->
     if args is not None and args.plot is not None and not Path(args.plot).absolute().parent.is_dir():
         problems.append(problem("plan-not-written", "--plot", args.plot, reason="there is no such folder"))
     if not {"config", "model_name_or_path"} & set(typed):
-        problems.append(problem("plan-of-what", "indictune plan"))
+        usage = "indictune plan RECIPE.yaml --gpus 8, or --model NAME."
+        problems.append(problem("argument-missing", "A recipe or --model", usage=usage))
     for each in (task.model_arguments, task.data_arguments) if recipe.is_read else ():
         found = problems_of(recipe.build, each)
         problems.extend(each for each in found if each.code not in _OF_ROWS and each not in problems)
@@ -114,7 +114,6 @@ def _of_model(
 
 
 def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:
-    """The machine in words, with the rates that times follow from."""
     many, nodes = machine.gpus > 1, machine.nodes
     size = f"{machine.memory_bytes / 1e9:,.0f} GB"
     about = [f"{machine.gpus} x {args.gpu} of {size}" if args.gpu else f"{machine.gpus} GPU{'s' * many} of {size}"]

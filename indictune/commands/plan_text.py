@@ -200,7 +200,6 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _short(number: float) -> str:
-    """Three digits, without an exponent."""
     if 0 < number < 0.001:
         return "<0.001"
     return f"{number:,.0f}" if number >= 100 else f"{float(f'{number:.3g}'):.10f}".rstrip("0").rstrip(".")
@@ -234,7 +233,6 @@ def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]
 
 
 def _nodes(machine: Machine) -> dict[str, list[str]]:
-    """Flags of `accelerate launch` on each node."""
     given = {"num_machines": machine.nodes, "num_processes": machine.gpus}
     texts = {"machine_rank": "NODE", "main_process_ip": "HOST_OF_NODE_0", "main_process_port": "29500"}
     return {name: [str(value)] for name, value in (given | texts).items()}

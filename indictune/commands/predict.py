@@ -15,9 +15,8 @@ from typing import Any
 import pyarrow as pa
 from transformers.utils.logging import disable_progress_bar
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import TextFileArguments
+from indictune.config.shared_arguments import TextFileArguments, flag
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
@@ -41,16 +40,16 @@ _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the sa
 class PredictFlags(TextFileArguments):
     """Which texts a finished classifier labels, and where the labels go. Other values default to its training's."""
 
+    needed = ("model", 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.')
+
     text: list[str] = flag([], "Texts to label. Default: standard input, one text a line.")
     output_file: str | None = flag(
         None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
     )
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, and texts from two places."""
+        """Refuse texts from two places."""
         yield from super().check()
-        if not self.model:
-            yield problem("predict-needs-model", "--model")
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
 
@@ -106,11 +105,7 @@ def _predict(asked: PredictFlags) -> None:
 
 
 def _check_launch(asked: PredictFlags) -> None:
-    """Refuse a launch that would not do what was asked for.
-
-    Raises:
-        UserError: the launcher started one process instead of several, or several have nothing to share.
-    """
+    """Refuse a launch that would not do what was asked for."""
     launch = read_launch(os.environ)
     if launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
         raise UserError("predict-of-many-processes", "--num_processes", launch.world_size)
@@ -150,7 +145,6 @@ class InputFile:
 
 
 def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
-    """Label texts as they come, on standard output or into a file."""
     labelled = (label(classifier, window) for window in windows)
     if output is not None:
         write_output(Path(output), labelled)
@@ -191,7 +185,6 @@ def _job(source: InputFile, classifier: Classifier) -> dict[str, Any]:
 
 
 def _keep_rejected(source: InputFile, folder: Path, output: Path) -> None:
-    """Put the rows that could not be read next to the output."""
     rejected = folder / REJECTED
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from indictune.cache_folders import cache_folder
 from indictune.config.arguments import Files
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
@@ -23,6 +21,7 @@ from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
 from indictune.errors import UserError, problems_of
+from indictune.files import cache_folder
 from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
@@ -31,10 +30,9 @@ from indictune.tasks.protocol import Task, Tokens
 
 @dataclass(frozen=True)
 class Prepared:
-    """The rows of a run: its plan, the tokenizer and the rows of its task, and their tokens."""
+    """The rows of a run: its plan, the rows of its task, which have the tokenizer, and their tokens."""
 
     plan: AnyPlan
-    tokenizer: PreTrainedTokenizerBase
     rows: Any
     tokens: Tokens
 
@@ -73,7 +71,7 @@ def prepare_rows(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
     assert rows is not None
-    return Prepared(plan, rows.tokenizer, rows, task.tokenise(plan, rows))
+    return Prepared(plan, rows, task.tokenise(plan, rows))
 
 
 def show_rows(made: Prepared, notes: Sequence[str]) -> None:
@@ -98,7 +96,6 @@ def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Rec
 
 
 def _task_of_file(named: Files) -> str:
-    """The task whose rows the training file, or the first of several, seems to hold."""
     if not named:
         return "classification"
     with suppress(UserError, StopIteration):

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
 
-from indictune.cache_folders import check_outside_checkpoints
-from indictune.config.fields import Checked, flag
 from indictune.config.recipe import read_arguments
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.files import NOT_PUSHED, write_whole
+from indictune.files import NOT_PUSHED, check_outside_checkpoints, write_whole
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.publish import (
@@ -51,7 +50,8 @@ class PushFlags(Checked):
         """Refuse a missing folder or repository, and two targets."""
         yield from super().check()
         if not self.folder or not self.repo_id:
-            yield problem("push-needs", "--repo_id" if self.folder else "--folder")
+            missing = "--repo_id" if self.folder else "--folder"
+            yield problem("argument-missing", missing, usage="indictune push FOLDER YOU/NAME")
         if self.create_pr and self.revision is not None:
             yield problem("push-revision-or-pr", "--revision", self.revision)
 
@@ -68,11 +68,11 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     args = read_arguments(flags, PushFlags, "folder")
     folder = Path(args.folder)
     problems = Problems()
-    for check in (_check_folder, _check_base):
-        with problems.collecting():
-            check(folder)
-    with problems.collecting():
-        _check_hub(args.repo_id)
+    problems.attempt(_check_folder, folder)
+    problems.attempt(_check_base, folder)
+    problems.extend(problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
+    if get_token() is None:
+        problems.append(problem("hub-token-missing", _COMMAND))
     problems.raise_any()
     repository = _check_write(args)
     if not (folder / CARD).is_file():
@@ -106,13 +106,6 @@ def _check_base(folder: Path) -> None:
         raise UserError("push-of-local-base", _COMMAND, model=base_of(folder).name)
 
 
-def _check_hub(repo_id: str) -> None:
-    problems = Problems(problems_of_name(repo_id, _COMMAND, repo_id, "Use a name such as you/name."))
-    if get_token() is None:
-        problems.append(problem("hub-token-missing", _COMMAND))
-    problems.raise_any()
-
-
 def _check_write(args: PushFlags) -> str:
     """Make the repository and ask whether the token may write to it; returns its name with the namespace.
 
@@ -131,15 +124,11 @@ def _check_write(args: PushFlags) -> str:
 def _leave_texts_out(folder: Path) -> None:
     """Write the report of a run again without texts of its rows, and say so."""
     if write_without_texts(folder, folder):
-        print(
-            printable(
-                f"{REPORT} goes up without the texts of your rows. `indictune report {folder}` shows them again."
-            )
-        )
+        again = f"`indictune report {folder}` shows them again."
+        print(printable(f"{REPORT} goes up without the texts of your rows. {again}"))
 
 
 def _name_repository(folder: Path, repository: str) -> None:
-    """Let the card's program name the repository, where it names the folder."""
     text = (folder / CARD).read_text(encoding="utf-8")
     line = f"MODEL = {json.dumps(folder.absolute().name, ensure_ascii=False)}\n"
     if line in text:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.config.fields import Checked, flag
 from indictune.config.read_words import with_flag
+from indictune.config.shared_arguments import Checked, flag
 from indictune.errors import UserError
 from indictune.versions import everything
 
@@ -65,6 +65,5 @@ def _needed(name: str, files: dict[str, Path]) -> list[str]:
 
 
 def _first_line(path: Path) -> str:
-    """The comment that a file begins with, up to its first full stop."""
     line = path.read_text(encoding="utf-8").removeprefix("#!/bin/bash\n").partition("\n")[0]
     return line.lstrip('#" ').partition(". ")[0].rstrip('.":') if line[:1] in '#"' else ""

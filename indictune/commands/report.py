@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.cache_folders import check_outside_checkpoints
-from indictune.config.fields import Checked, flag
 from indictune.config.read_words import with_flag
 from indictune.config.recipe import read_recipe
+from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
+from indictune.files import check_outside_checkpoints
 from indictune.report.report_page import write_report
 
 
 @dataclass
 class ReportFlags(Checked):
     """Which runs are reported on, and where."""
+
+    needed = ("runs", "indictune report FOLDER [FOLDER ...]")
 
     runs: list[str] = flag(
         [], "Folders of runs or evaluations. Several are compared. May be given as bare first words."
@@ -28,10 +30,8 @@ class ReportFlags(Checked):
     texts: bool = flag(True, "Show texts of the rows, such as the worst mistakes. Use false for a report to share.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse missing folders, and a file of another kind."""
+        """Refuse a file of another kind."""
         yield from super().check()
-        if not self.runs:
-            yield problem("report-needs", "--runs")
         if self.output_file is not None and Path(self.output_file).suffix.lower() not in (".html", ".htm"):
             yield problem("report-not-html", "--output_file", self.output_file)
 

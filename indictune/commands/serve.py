@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from indictune.config.fields import flag
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits
+from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits, flag
 from indictune.errors import Problem, Problems, problem
 from indictune.versions import check_extra
 
@@ -20,16 +18,12 @@ _PORTS = 65_535
 class ShownModelArguments(FinishedModelArguments):
     """A finished model, and the address where it is shown."""
 
-    command: ClassVar[str]
-
     host: str = flag("127.0.0.1", "Address to listen on. The default is reached from this machine alone.")
     port: int = flag(8000, "Port to listen on; 0 takes a free one.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no model, and an impossible port."""
+        """Refuse an impossible port."""
         yield from super().check()
-        if not self.model:
-            yield problem("command-needs-model", "--model", command=self.command)
         if self.port > _PORTS:
             yield problem("port-unknown", "--port", self.port, most=_PORTS)
 
@@ -43,7 +37,7 @@ class ShownModelArguments(FinishedModelArguments):
 class ServeFlags(RequestLimits, ShownModelArguments, ClassifierArguments):
     """Which finished classifier is served, where, and within which limits. Other values default to its training's."""
 
-    command = "serve"
+    needed = ("model", "indictune serve FOLDER, where FOLDER is the --output_dir of a finished run.")
 
 
 def run_serve(flags: Mapping[str, list[str]]) -> int:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from indictune.config.fields import Checked, flag
 from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, WORDS, flags_of
-from indictune.config.read_words import read_flags, task_in, unknown_keys, unknown_name
-from indictune.config.strict_yaml import load_recipe
+from indictune.config.read_words import load_recipe, read_flags, task_in, unknown_keys, unknown_name
+from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
@@ -101,7 +100,7 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
     asked = fit_data_ranks(asked, launcher)
     if asked.launch.dry_run:
         from indictune.commands.dry_run import dry_run
-        from indictune.supervise.logs import log_to_console
+        from indictune.supervise.run_folder import log_to_console
 
         log_to_console()
         return dry_run(asked.task, asked.words(), launcher.environment())
@@ -199,7 +198,6 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
 
 
 def _rows(asked: Asked, name: str) -> int | None:
-    """A number of rows as given, or else by default; None if it is no whole number."""
     given = asked.flags.get(name, [str(asked.content.get(name, flags_of(asked.task)[name].default))])
     return int(given[0]) if given and given[0].isdecimal() else None
 
@@ -234,7 +232,7 @@ def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> s
     """The task that was typed, or that the recipe says or shows by keys that only one task has."""
     in_recipe = task_in(content)
     if in_recipe is not None and in_recipe not in SCRIPTS:
-        raise UserError("task-unknown", "task", in_recipe, known=", ".join(SCRIPTS))
+        raise UserError("no-such-name", "task", in_recipe, kind="task", known=", ".join(SCRIPTS))
     if named is not None and in_recipe is not None and named != in_recipe:
         raise UserError("recipe-of-other-task", "task", in_recipe, task=named, script=SCRIPTS[in_recipe])
     if task := named or in_recipe:

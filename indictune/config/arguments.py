@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from transformers import TrainingArguments
 
-from indictune.config.fields import Checked, OneOrMore, flag
-from indictune.config.shared_arguments import BadRowArguments, TextArguments
+from indictune.config.shared_arguments import BadRowArguments, Checked, OneOrMore, TextArguments, flag
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]

@@ -8,7 +8,7 @@ from typing import Any
 from trl.trainer.sft_config import SFTConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
-from indictune.config.fields import Checked, flag
+from indictune.config.shared_arguments import Checked, flag
 
 
 @dataclass

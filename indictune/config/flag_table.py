@@ -25,7 +25,6 @@ STATUS_FILE = "INDICTUNE_STATUS_FILE"
 # A variable by which `indictune parity` asks a run for a trace: the file that gets it.
 PARITY_TRACE = "INDICTUNE_PARITY_TRACE"
 
-
 _FILE = "flags.json"
 
 # The flags that most runs need, by subject.
@@ -78,14 +77,10 @@ def flags_of(program: str) -> Mapping[str, Flag]:
     }
 
 
-def programs_with(name: str) -> list[str]:
-    """The programs that have a flag."""
-    return sorted({program for each in _entries() if each["name"] == name for program in each["of"]})
-
-
 def scripts_with(name: str) -> list[str]:
     """The scripts that have a flag."""
-    return [f"scripts/{SCRIPTS[task]}" for task in programs_with(name) if task in SCRIPTS]
+    programs = {program for each in _entries() if each["name"] == name for program in each["of"]}
+    return [f"scripts/{SCRIPTS[task]}" for task in sorted(programs) if task in SCRIPTS]
 
 
 @cache
@@ -138,7 +133,6 @@ def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
 
 
 def _entry(flag: Flag) -> str:
-    """A flag with its values and default on one line, and what it does below."""
     default = f" (default {flag.default})" if flag.default else ""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     text = textwrap.fill(flag.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

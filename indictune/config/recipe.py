@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from indictune.config.fields import AUTO
 from indictune.config.flag_table import scripts_with
 from indictune.config.read_words import DECIDED, read_command_line, to_words, unknown_name, with_flag
+from indictune.config.shared_arguments import AUTO
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
@@ -126,7 +126,8 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
     _drop_tokens("--", flags, problems)
     if flags.pop("config", None) is not None:
         problems.extend(read.problem.problems if read.problem is not None else ())
-        in_file = _words_by_key(read.content)
+        given = {str(name): value for name, value in read.content.items() if value is not None and name != DECIDED}
+        in_file = {name: to_words(value) for name, value in given.items()}
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -191,17 +192,8 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
             problems.append(problem("trust-in-file", f"{prefix}{name}", name=name))
 
 
-def _words_by_key(content: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The recipe's keys, with values as words of a command line, so that both are converted alike."""
-    return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
-
-
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
-    """The words, converted to the type of field `name`.
-
-    Raises:
-        UserError: there is no such field, or the words are no value of its type.
-    """
+    """The words, converted to the type of field `name`."""
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
         names = [*known, *(["config"] if prefix == "--" else [])]

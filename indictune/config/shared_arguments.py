@@ -1,15 +1,105 @@
-"""Arguments that several programs share: which rows are read from a file, and which finished model."""
+"""Arguments that several programs share, and how a field of an argument dataclass becomes a flag and is checked."""
 
 from __future__ import annotations
 
+import argparse
 import glob
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from indictune.config.fields import Checked, flag
-from indictune.errors import Problem, problem
+from indictune.errors import Problem, Problems, problem
+
+AUTO = "auto"  # in place of a number: the run finds it
+
+# The smallest value of a field, in whichever dataclass it is. None is allowed.
+AT_LEAST = {
+    "max_length": 3,  # two tokens are special
+    "vocabulary_from_train": 2_000,  # single characters take half of it
+    **dict.fromkeys(
+        (
+            *("lora_r", "lora_alpha", "gpus", "steps", "num_processes", "nodes", "max_new_tokens"),
+            *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
+            *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
+            *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
+            *("eval_accumulation_steps", "save_total_limit"),
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute"),
+            *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
+            *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
+        ),
+        0,
+    ),
+}
+
+# Fields that hold a share or a probability, below 1. None is allowed.
+SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
+
+# Fields that hold the largest share that is accepted: 1 accepts all. None is allowed.
+LIMITS = ("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share")
+
+
+class OneOrMore(argparse.Action):
+    """Store one word as a text, and several as a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+def flag(default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field that is a flag. `help` is its entry in `--help` and in docs/flags.md.
+
+    `more` goes to argparse.
+    """
+    metadata = {"help": help, **more}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_ranges(arguments: Any) -> list[Problem]:
+    """Refuse single values that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
+    given = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
+    found = [
+        problem("expected-at-least", f"--{name}", given[name], smallest=smallest)
+        for name, smallest in AT_LEAST.items()
+        if given.get(name) not in (None, AUTO) and not given[name] >= smallest
+    ]
+    wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
+    below_1, accepts_all = "up to, not including, 1", "to 1, which accepts all"
+    found += [problem("share-expected", f"--{name}", given[name], range=below_1) for name in wrong_shares]
+    wrong_limits = [name for name in LIMITS if given.get(name) is not None and not 0 <= given[name] <= 1]
+    return found + [problem("share-expected", f"--{name}", given[name], range=accepts_all) for name in wrong_limits]
+
+
+class Checked:
+    """A base of argument dataclasses that reports all their problems at once.
+
+    Attributes:
+        needed: a flag that must be given, and what to type.
+    """
+
+    needed: ClassVar[tuple[str, str] | None] = None
+
+    def check(self) -> Iterator[Problem]:
+        """The problems of the values. A subclass adds its own to those of `super().check()`."""
+        yield from check_ranges(self)
+        if self.needed is not None and not getattr(self, self.needed[0]):
+            yield problem("argument-missing", f"--{self.needed[0]}", usage=self.needed[1])
+
+    def __post_init__(self) -> None:
+        """Check all values.
+
+        Raises:
+            UserError: a value is out of its range, or contradicts another one.
+        """
+        Problems(self.check()).raise_any()
+
 
 LongText = Literal["truncate", "head_tail", "window"]
 MAX_BAD_FRACTION = 0.01

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.cache_folders import cache_folder, kept_in
 from indictune.data.bad_rows import file_and_line, row_location
 from indictune.file_locks import locked
+from indictune.files import cache_folder, kept_in
 from indictune.progress import OWN_PROGRESS
 from indictune.versions import versions_of
 
@@ -77,7 +77,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     return folder
 
 
-def file_digest(path: str | Path) -> str:
+def content_digest(path: str | Path) -> str:
     """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
     try:
         with open(path, "rb") as file:
@@ -115,7 +115,7 @@ def _build(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(unfinished)
-        digests = {path.name: file_digest(path) for path in unfinished.iterdir()}
+        digests = {path.name: content_digest(path) for path in unfinished.iterdir()}
         (unfinished / _DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
             write_through(path)
@@ -142,7 +142,7 @@ def _is_complete(folder: Path) -> bool:
         digests = json.loads((folder / _DIGESTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    return all(file_digest(folder / name) == digest for name, digest in digests.items())
+    return all(content_digest(folder / name) == digest for name, digest in digests.items())
 
 
 def _remove_stale(parent: Path) -> None:

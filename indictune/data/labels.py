@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import torch
 import yaml
 
-from indictune.config.strict_yaml import TextLoader
+from indictune.config.read_words import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, write_table
 from indictune.data.collation import IGNORED_LABEL

@@ -22,7 +22,7 @@ from indictune.distributed import collectives, sharding
 from indictune.distributed.ddp import gradient_buckets, settle_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
 from indictune.models.adapters import without_adapter
-from indictune.models.causal import is_unread
+from indictune.models.task_models import is_unread
 from indictune.tasks.objective import Collator
 
 if TYPE_CHECKING:

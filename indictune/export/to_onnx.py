@@ -29,9 +29,9 @@ from indictune.data.labels import REGRESSION
 from indictune.errors import UserError
 from indictune.files import EXPORTED, write_json
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
-from indictune.models.classifier import class_names
-from indictune.models.tiny_models import sample_rows
-from indictune.models.trained import load_trained, trained_config
+from indictune.models.builtin import sample_rows
+from indictune.models.finished_model import load_trained, trained_config
+from indictune.models.task_models import class_names
 from indictune.models.trusted_files import first_line
 from indictune.prediction.labelled_rows import labels_and_scores
 from indictune.prediction.served_classifier import reading_of

@@ -25,7 +25,7 @@ from indictune.hub.card_facts import (
 )
 from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
 from indictune.models import builtin
-from indictune.models.classifier import KEY
+from indictune.models.task_models import READING_KEY
 
 CARD = "README.md"
 _MOST_DEFECTS = 20
@@ -129,7 +129,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "labels": _listed(facts.labels),
         "languages": _listed(facts.languages),
-        "reading": facts.config.get(KEY),
+        "reading": facts.config.get(READING_KEY),
         "exported": facts.exported,
     }
 

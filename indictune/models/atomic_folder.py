@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from indictune.cache_folders import check_outside_checkpoints
 from indictune.errors import UserError
+from indictune.files import check_outside_checkpoints
 from indictune.models.trusted_files import is_outside
 
 TOKENIZER_FILES = (

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from indictune.models.upstream import flash_attention
+from indictune.upstream import flash_attention
 
 ATTENTION = "indictune_unpadded"
 

@@ -1,19 +1,240 @@
-"""The package's small models: built on the first call, then read from a cache."""
+"""The package's own small BERT and LLaMA with random weights: built on the first call, then read from a cache."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from indictune.cache_folders import cache_folder, kept_in
+import torch
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, WordPiece
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
 from indictune.file_locks import locked
-from indictune.models import tiny_models
+from indictune.files import cache_folder, kept_in
+
+BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+# The vocabulary holds every letter and sign of these blocks, so no word of the three languages is unknown.
+ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
+EMOTICONS = (0x1F600, 0x1F64F)
+JOINERS = "\u200c\u200d"
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a built model. A head has 64 dimensions, and a feed-forward layer 4 x `hidden_size`."""
+
+    hidden_size: int = 128
+    num_layers: int = 2
+    vocab_size: int = 5000
+    max_length: int = 512
+
+
+def build_tiny_bert(texts: Sequence[str], folder: Path | str, size: Size | None = None) -> None:
+    """Write a BERT of the given size with random weights, and a tokenizer learned from `texts`, to `folder`.
+
+    The same texts and size give the same bytes. The caller's random state does not change.
+    """
+    size = size or Size()
+    build_with(learn_vocabulary(texts, size.vocab_size), folder, size)
+
+
+def build_with(vocabulary: Mapping[str, int], folder: Path | str, size: Size) -> None:
+    """As `build`, with a vocabulary from `learn_vocabulary`."""
+    tokenizer = make_tokenizer(vocabulary, size.max_length)
+    tokenizer.save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=max(1, size.hidden_size // 64),
+        intermediate_size=4 * size.hidden_size,
+        max_position_embeddings=size.max_length,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    _save_random(BertModel, config, folder)
+
+
+def _save_random(kind: type[PreTrainedModel], config: PreTrainedConfig, folder: Path | str) -> None:
+    # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)
+        model = kind(config)
+    model.save_pretrained(folder)
+
+
+def train_word_pieces(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer of at most `vocab_size` entries, learned from `texts`."""
+    return make_tokenizer(learn_vocabulary(texts, vocab_size), max_length)
+
+
+def make_tokenizer(vocabulary: Mapping[str, int], max_length: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer that keeps every vowel sign and joiner.
+
+    BERT's own normaliser does not: `clean_text` drops ZWJ and ZWNJ, and `strip_accents` drops the vowel signs.
+    """
+    backend = _untrained()
+    backend.model = WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=200)
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def tweet_texts() -> list[str]:
+    """The texts of the built-in training tweets, cleaned as a run cleans its rows."""
+    return [clean(row["text"]) for row in sample_rows("train.jsonl")]
+
+
+def sample_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a built-in jsonl file."""
+    lines = resources.files("indictune").joinpath("data/samples", name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in lines.split("\n") if line]
+
+
+def _untrained() -> Tokenizer:
+    """Split texts into words. Each emoji is a word: otherwise one unknown emoji makes its whole run unknown."""
+    backend = Tokenizer(WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Split(Regex(r"[\p{So}\p{Sk}]"), "isolated")]
+    )
+    return backend
+
+
+def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_frequency: int = 0) -> dict[str, int]:
+    """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
+
+    `texts` are read twice, and the same ones give the same vocabulary, on every machine. Pieces that come less often
+    than `min_frequency` are left out.
+
+    The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
+    in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).
+    """
+    backend = _untrained()
+    counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())
+    frequent = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 8]
+    alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        special_tokens=[*BERT_TOKENS, *(f"##{char}" for char in alphabet)],
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend.get_vocab()
+
+
+def _alphabet() -> list[str]:
+    """Letters, signs and digits of the three scripts in NFC, printable ASCII, emoticons and the joiners."""
+    blocks = [chr(code) for first, last in ALPHABET_BLOCKS.values() for code in range(first, last + 1)]
+    composed = [char for char in blocks if unicodedata.is_normalized("NFC", char)]
+    written = [char for char in composed if unicodedata.category(char)[0] in "LMN"]
+    ascii_characters = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
+    emoticons = [chr(code) for code in range(EMOTICONS[0], EMOTICONS[1] + 1)]
+    return [*ascii_characters, *written, *JOINERS, *emoticons]
+
+
+LLAMA_TEMPLATE = resources.files("indictune").joinpath("data", "chat_templates", "llama3.jinja")
+
+# LLaMA 3's, so that its chat template fits.
+BEGIN, END_OF_TEXT, END_OF_TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
+LLAMA_TOKENS = (BEGIN, END_OF_TEXT, END_OF_TURN, "<|start_header_id|>", "<|end_header_id|>", "<|pad|>")
+VOCABULARY = 4000
+MAX_LENGTH = 512
+
+
+def tweet_and_chat_texts() -> list[str]:
+    """The texts of the built-in training tweets and chats."""
+    tweets = [row["text"] for row in sample_rows("train.jsonl")]
+    return tweets + [message["content"] for row in sample_rows("chats/train.jsonl") for message in row["messages"]]
+
+
+def build_tiny_llama(texts: Sequence[str], folder: Path | str) -> None:
+    """Write a LLaMA of 2 layers with random weights, and a tokenizer learned from `texts`, to `folder`.
+
+    The same texts give the same bytes. The caller's random state does not change.
+    """
+    tokenizer = train_byte_pairs(texts)
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LENGTH,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    _save_random(LlamaForCausalLM, config, folder)
+
+
+def train_byte_pairs(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with LLaMA 3's special tokens and chat template.
+
+    Texts are split at spaces, so an Indic word may become one token: GPT-2's pattern splits it at every vowel sign.
+    """
+    backend = Tokenizer(BPE())
+    at_spaces = pre_tokenizers.Split(" ", "merged_with_next")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([at_spaces, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=list(LLAMA_TOKENS),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        bos_token=BEGIN,
+        eos_token=END_OF_TURN,
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|start_header_id|>", "<|end_header_id|>", END_OF_TEXT],
+        chat_template=LLAMA_TEMPLATE.read_text(encoding="utf-8"),
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
 
 PREFIX = "builtin:"
 
@@ -34,8 +255,8 @@ class BuiltIn:
 
 
 MODELS = {
-    "tiny-indic-bert": BuiltIn(tiny_models.tweet_texts, tiny_models.build_tiny_bert),
-    "tiny-indic-llama": BuiltIn(tiny_models.tweet_and_chat_texts, tiny_models.build_tiny_llama),
+    "tiny-indic-bert": BuiltIn(tweet_texts, build_tiny_bert),
+    "tiny-indic-llama": BuiltIn(tweet_and_chat_texts, build_tiny_llama),
 }
 
 

@@ -42,10 +42,10 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
     if not names_modules and args.attn_implementation is None:
         return
     with explained(args, Exception):
-        model = _model(kind, args, config, None)
+        model = _meta_model(kind, args, config, None)
     problems = _name_problems(model, args, untouched) if names_modules else []
     try:
-        _model(kind, args, config, args.attn_implementation)
+        _meta_model(kind, args, config, args.attn_implementation)
     except Exception as error:  # an attention needs packages and support by the model
         details = {"model": args.model_name_or_path, "reason": first_line(error)}
         problems.append(
@@ -55,7 +55,9 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
         raise UserError(problems=problems)
 
 
-def _model(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
+def _meta_model(
+    kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None
+) -> PreTrainedModel:
     """The model on the device `meta`, from a copy of the configuration, because transformers changes it."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(
@@ -161,11 +163,6 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
     output = own.get_output_embeddings()  # type: ignore[no-untyped-call]
     tables = {each.weight for each in own.modules() if isinstance(each, nn.Embedding)}
     return MetaModel(whole, packed, tables if output is None else tables - {output.weight})
-
-
-def count_parameters(args: ModelArguments, config: PreTrainedConfig, head: str) -> ParameterCounts:
-    """The parameters of the model that `meta_model` builds."""
-    return meta_model(args, config, head).counts
 
 
 def _quantised(model: PreTrainedModel) -> frozenset[Tensor]:

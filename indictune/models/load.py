@@ -48,15 +48,14 @@ PROBES = {
 
 def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
-    lost = {script: _lost_from(tokenizer, text) for script, text in PROBES.items()}
-    return {script: count for script, count in lost.items() if count}
-
-
-def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    # Compare decoded text, not tokens: byte-level tokens are not characters.
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    return (_marks(text) - _marks(str(decoded))).total()
+    lost = {}
+    for script, text in PROBES.items():
+        # Compare decoded text, not tokens: byte-level tokens are not characters.
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        if count := (_marks(text) - _marks(str(decoded))).total():
+            lost[script] = count
+    return lost
 
 
 def _marks(text: str) -> Counter[str]:
@@ -99,21 +98,21 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     return min(positions - unused, *original) if original else int(positions - unused)
 
 
-def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:
-    """Set every field of the configuration that is a dropout probability, before the model is made from it.
+def set_config_dropout(config: PreTrainedConfig, probability: float | None) -> None:
+    """Set every field of the configuration that is a dropout probability, before the model is made; None sets none.
 
     The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
     are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
     """
-    for field, value in config.to_dict().items():
+    for field, value in config.to_dict().items() if probability is not None else ():
         if "drop" in field and (value is None or (type(value) in (int, float) and 0 <= value <= 1)):
             setattr(config, field, probability)
 
 
-def set_module_dropout(model: nn.Module, probability: float) -> None:
-    """Set every `nn.Dropout`, also those that code outside transformers made from fields of other names."""
+def set_module_dropout(model: nn.Module, probability: float | None) -> None:
+    """Set every `nn.Dropout`, also those that code outside transformers made from other fields; None sets none."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.Dropout) and probability is not None:
             module.p = probability
 
 

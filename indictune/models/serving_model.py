@@ -27,7 +27,7 @@ from indictune.data.text.cleaning import (
     clean,
 )
 from indictune.models.load import positions_of
-from indictune.models.upstream import packed_linear, packed_weight
+from indictune.upstream import packed_linear, packed_weight
 
 # Each stands for a replaced match until its surroundings are spaced. No text has these private characters.
 _URL, _TAG, _HANDLE = "\U0010fff0", "\U0010fff1", "\U0010fff2"
@@ -82,7 +82,6 @@ def _placed(mark: str, placeholder: str) -> list[normalizers.Normalizer]:
 
 
 def _replace(pattern: str, content: str) -> normalizers.Normalizer:
-    """Replace each match of a pattern of `re`."""
     # Rust's texts have no halves of surrogate pairs. A mark is no letter in Python, and part of a word in Oniguruma.
     pattern = pattern.replace(r"\ud800-\udfff", "").replace(r"[^\W\d_]", r"[\p{L}\p{Nl}\p{No}]")
     escaped = _ESCAPE.sub(lambda found: rf"\x{{{found[1] or found[2] or found[3]}}}", pattern)
@@ -273,8 +272,6 @@ def pack_weights(model: Any) -> None:
 
 
 class _PackedLinear(nn.Module):
-    """A linear layer, and the activation after it."""
-
     activation = "none"
 
     def __init__(self, linear: nn.Linear) -> None:

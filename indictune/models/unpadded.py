@@ -20,7 +20,7 @@ from indictune.models import serving_model
 from indictune.models.adapters import without_adapter
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
-from indictune.models.upstream import attention_of
+from indictune.upstream import attention_of
 
 logger = logging.getLogger(__name__)
 

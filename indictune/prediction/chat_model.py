@@ -24,8 +24,8 @@ from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template,
 from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.models.adapters import config_file, continues_texts, without_adapter
+from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.load import Model, check_vocabulary, load_tokenizer, positions_of
-from indictune.models.trained import load_trained, trained_config
 
 
 class TooLongError(Exception):

@@ -17,10 +17,10 @@ import pyarrow as pa
 from filelock import Timeout
 from tqdm import tqdm
 
-from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.data.cache import stored_batches, write_through
 from indictune.errors import UserError
 from indictune.file_locks import lock_if_possible
+from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.prediction.labelled_rows import writer_of
 from indictune.progress import OWN_PROGRESS
 

@@ -23,7 +23,7 @@ from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
-from indictune.models.classifier import TEMPERATURE, class_names, recorded_reading
+from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.load import (
     Model,
     check_max_length,
@@ -33,7 +33,7 @@ from indictune.models.load import (
     stored_quantisation,
 )
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
-from indictune.models.trained import load_trained, trained_config
+from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.tasks.loss import mean_of_windows
 

@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import get_token
@@ -48,20 +47,11 @@ RESUME_FLAG = "--resume_from_checkpoint"
 
 def check_resume(plan: AnyPlan) -> list[Problem]:
     """Refuse a checkpoint that does not exist, is not trusted, or does not fit the plan."""
-    return [*_check_restarts(plan), *problems_of(_check_checkpoint, plan)]
-
-
-def resumed_checkpoint(plan: AnyPlan) -> Path | None:
-    """The checkpoint that a plan without problems resumes from, as far as this node's disk shows it."""
-    return _at_a_glance(plan).checkpoint
-
-
-def _check_restarts(plan: AnyPlan) -> list[Problem]:
-    """Refuse a launcher that restarts a command with a named checkpoint. Without a name it resumes by itself."""
     asked, max_restarts = plan.training.resume_from_checkpoint, process_group.limit(plan.environ)
-    if not max_restarts or asked in (None, AUTO):
-        return []
-    return [problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts)]
+    found = problems_of(_check_checkpoint, plan)
+    if max_restarts and asked not in (None, AUTO):  # without a name, the restarted command resumes by itself
+        found.insert(0, problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts))
+    return found
 
 
 def _check_checkpoint(plan: AnyPlan) -> None:
@@ -212,7 +202,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
     assert config is not None
     found = list[Problem]()
     if plan.model.vocabulary_from_train is not None:
-        from indictune.models.learned_vocabulary import check_learned_vocabulary
+        from indictune.models.task_models import check_learned_vocabulary
 
         found += check_learned_vocabulary(plan.model)
     return [
@@ -255,15 +245,10 @@ def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 
-def say_where_it_runs(plan: AnyPlan) -> None:
-    """Write the first line of a run, below a warning in capitals if a large recipe for GPUs finds none."""
-    if warning := missing_gpu(plan):
-        logger.warning(warning)
-    logger.info(where_it_runs(plan))
-
-
 def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], found: list[Problem]) -> Rows:
     """The rows of a run, read and checked, and before that the first line of the run: where it trains.
+
+    A warning in capitals stands above it if a large recipe for GPUs finds none.
 
     Args:
         plan: of the run.
@@ -275,8 +260,10 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
     """
     problems = Problems(found)
     if not problems:
-        say_where_it_runs(plan)
-    inputs = replace(task.open(plan, problems), checkpoint=None if problems else resumed_checkpoint(plan))
+        if warning := missing_gpu(plan):
+            logger.warning(warning)
+        logger.info(where_it_runs(plan))
+    inputs = replace(task.open(plan, problems), checkpoint=None if problems else _at_a_glance(plan).checkpoint)
     if inputs.sources is not None and "train" in inputs.sources:
         is_split = bool(plan.configuration.get("validation_split"))  # of a task that has the flag
         problems.extend(check_evaluations(plan, is_split or "validation" in inputs.sources))

@@ -19,7 +19,7 @@ from indictune.distributed.strategy_limits import default_optimizer
 from indictune.errors import Problem, Problems, UserError
 from indictune.evaluation.score_names import WORST
 from indictune.models.adapters import config_file
-from indictune.models.trained import trained_config
+from indictune.models.finished_model import trained_config
 from indictune.tasks.protocol import Task
 
 Arguments = TypeVar("Arguments")

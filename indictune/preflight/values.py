@@ -14,9 +14,8 @@ from transformers.training_args import ParallelMode
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from indictune.config.arguments import BY_EVALUATIONS
-from indictune.config.fields import AUTO, check_ranges
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
-from indictune.config.shared_arguments import EvaluationArguments
+from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_ranges
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
 from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names

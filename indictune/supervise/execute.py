@@ -17,7 +17,6 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune import stop_signals
-from indictune.cache_folders import checkpoint_around
 from indictune.checkpoint import disk_errors, store
 from indictune.checkpoint.disk_errors import SaveError
 from indictune.checkpoint.resume import Finished
@@ -29,9 +28,9 @@ from indictune.credentials import without_tokens
 from indictune.distributed import launch, process_group
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
-from indictune.files import AUTO, NOTHING_TO_DO, is_finished
+from indictune.files import AUTO, NOTHING_TO_DO, checkpoint_around, is_finished
 from indictune.run import Run
-from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
+from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StoppedBeforeFirstStep
 from indictune.supervise import run_folder
 from indictune.supervise.watchdog import SupervisedRun
 from indictune.training.bad_steps import NonFiniteLossError
@@ -135,9 +134,8 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
 def _outcome(
     main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str], notes: Collection[str]
 ) -> End:
-    """Run the script on this rank; returns how it ended here."""
     try:
-        stop_signals.let_through()
+        stop_signals.unblock_stop_signals()
         run.open(replaceable)
         run.warn(notes)
         main(run)
@@ -147,7 +145,7 @@ def _outcome(
         return End("user_error", error.message, problems=tuple(error.problems))
     except (NonFiniteLossError, DivergedError, SaveError) as error:
         return End("failed", _explanation(run, error) or str(error))
-    except NotBegun as error:
+    except StoppedBeforeFirstStep as error:
         return End("resumable", f"{error} {_AGAIN}")
     except Stopped as error:
         return End("resumable", f"{error} {_RESUME}")
@@ -167,14 +165,12 @@ def _outcome(
 
 
 def _explanation(run: SupervisedRun, error: BaseException) -> str | None:
-    """The cause of a failure, if it is a known one."""
     from indictune.planning.machine_failures import explain_failure  # only a run that fails needs it
 
     return explain_failure(error, run.plan, run.killed_before, run.trainer)
 
 
 def _why_gone(run: SupervisedRun) -> list[str]:
-    """Why a rank is gone, if the kernel says so."""
     from indictune.planning.machine_failures import why_gone
 
     return why_gone(run.plan, run.killed_before)

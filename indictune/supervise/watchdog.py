@@ -25,7 +25,7 @@ from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.supervise import run_folder
 from indictune.supervise.heartbeat import Ranks
-from indictune.supervise.logs import RankLog
+from indictune.supervise.run_folder import RankLog
 
 logger = logging.getLogger(__name__)
 

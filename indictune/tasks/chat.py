@@ -34,9 +34,9 @@ from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.score_names import WORST, WRITTEN, block_of
 from indictune.evaluation.sum_scores import answers
 from indictune.models.adapters import continues_texts
-from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
+from indictune.models.finished_model import load_trained
 from indictune.models.load import Model, load_tokenizer, positions_of
-from indictune.models.trained import load_trained
+from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective, row_facts
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Samples, Task, TestTokens, Tokens

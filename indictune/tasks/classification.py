@@ -24,7 +24,9 @@ from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, u
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.score_names import RATIOS, WORST
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.classifier import (
+from indictune.models.config_shapes import check_shapes
+from indictune.models.load import Model, load_tokenizer, positions_of
+from indictune.models.task_models import (
     TEMPERATURE,
     class_names,
     label_order,
@@ -33,8 +35,6 @@ from indictune.models.classifier import (
     note_reading,
     recorded_reading,
 )
-from indictune.models.config_shapes import check_shapes
-from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
@@ -126,7 +126,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
                 train = splits.rows["train"]
                 model, tokenizer = plan.model, inputs.tokenizer
                 if model.vocabulary_from_train is not None:
-                    from indictune.models.learned_vocabulary import with_vocabulary
+                    from indictune.models.task_models import with_vocabulary
 
                     model, tokenizer = with_vocabulary(model, tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train.texts, train.table["language"], tokenizer, plan)

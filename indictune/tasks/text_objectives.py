@@ -17,8 +17,8 @@ from indictune.evaluation.calibration import calibration_of, fit_temperature
 from indictune.evaluation.label_scores import best_threshold, one_label, several_labels
 from indictune.evaluation.score_names import WORST, label_block, without_markup
 from indictune.evaluation.sum_scores import numbers
-from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import Model
+from indictune.models.task_models import TEMPERATURE, class_names
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective, row_facts
@@ -65,7 +65,7 @@ class TextObjective(Objective):
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
-        from indictune.models.trained import load_trained
+        from indictune.models.finished_model import load_trained
 
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
 

@@ -29,8 +29,8 @@ from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
 from indictune.evaluation.label_scores import entities, entity_kinds, predicted_tags
 from indictune.evaluation.score_names import RATIOS, label_block
-from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
+from indictune.models.task_models import class_names, label_order, load_classifier
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Batch, row_facts
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens

@@ -15,7 +15,7 @@ from indictune.distributed import collectives
 from indictune.distributed.zero import leaves_bad_steps_out
 from indictune.errors import problem
 from indictune.files import Record, json_line, keep_lines
-from indictune.training.upstream import loss_scale
+from indictune.upstream import loss_scale
 
 
 class NonFiniteLossError(RuntimeError):

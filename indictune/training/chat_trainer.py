@@ -11,12 +11,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
+from indictune import upstream
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
-from indictune.training import upstream
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 

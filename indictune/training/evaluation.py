@@ -30,10 +30,11 @@ from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
-from indictune.training.upstream import has_prepared_model
+from indictune.upstream import has_prepared_model
 
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
+
 
 def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.

@@ -33,10 +33,9 @@ from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.objective import Batch, Objective
 from indictune.training.bad_steps import BadSteps
-from indictune.training.callbacks.step_flags import EpochShuffle, KeepRecords
-from indictune.training.callbacks.throughput import PipelineBubble, Throughput
+from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
-from indictune.training.upstream import unlogged_loss_of
+from indictune.upstream import unlogged_loss_of
 
 logger = logging.getLogger(__name__)
 
@@ -189,13 +188,7 @@ class ExactTrainer(TaskTrainer):
         return norm
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a checkpoint whole or not at all: the Trainer writes in place, and callbacks come after it.
-
-        Raises:
-            NonFiniteLossError: a weight is NaN or infinite; nothing was saved.
-            SaveError: the disk does not take it.
-            Stopped: a rank was asked to stop; the checkpoint is there.
-        """
+        """Save a checkpoint whole or not at all: the Trainer writes in place, and callbacks come after it."""
         self.forget_uncompared_best()
         if not self.checkpoints.is_snapshot:
             self.checkpoints.finish()

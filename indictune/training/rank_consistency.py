@@ -16,7 +16,7 @@ from indictune.checkpoint import compatibility
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import UNRECORDED_FIELDS
-from indictune.data.cache import file_digest
+from indictune.data.cache import content_digest
 from indictune.data.read.row_sources import SPLITS
 from indictune.distributed import agreement, collectives, sharding
 from indictune.distributed.agreement import Values
@@ -92,7 +92,7 @@ def values_of_node(plan: AnyPlan, in_files: compatibility.Content) -> Values:
     model = plan.model_values | {"_name_or_path": ""}
     return {
         "version of indictune": f"{__version__}, files {code_digest()[:_DIGITS]}",
-        f"content of {Path(sys.argv[0]).name}": file_digest(sys.argv[0])[:_DIGITS],
+        f"content of {Path(sys.argv[0]).name}": content_digest(sys.argv[0])[:_DIGITS],
         "version of python": platform.python_version(),
         **{f"version of {name}": version for name, version in versions_of(_PACKAGES).items()},
         **flags_of_steps(plan.recipe.values, in_files),

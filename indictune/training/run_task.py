@@ -9,10 +9,10 @@ from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
-from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train
+from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train_model
 
 
-def main(task: Task[Any, Any, Any], run: Run) -> None:
+def run_task(task: Task[Any, Any, Any], run: Run) -> None:
     """Train a model of the task, save and evaluate it. All ranks must call it."""
     plan, problems = make_plan(run.recipe, os.environ, task)
     rows = read_rows(plan, task, problems + preflight(plan, task) + meet_nodes(plan))
@@ -29,7 +29,7 @@ def main(task: Task[Any, Any, Any], run: Run) -> None:
     trainer = make_trainer(
         model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, context_of(plan, run, tokens)
     )
-    result = train(trainer, plan, run, point, tokens)
+    result = train_model(trainer, plan, run, point, tokens)
 
     from indictune.training.evaluation import write_samples
     from indictune.training.finish import finish, save_model  # with verification, card, report and Hub

@@ -8,12 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.flag_table import PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.bad_rows import keep_rejected
@@ -38,19 +48,78 @@ from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
+from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Task, Tokens
 from indictune.training import bad_steps
-from indictune.training.callbacks.register import watch
+from indictune.training.callbacks.every_step import CheckDivergence, StepFlags, TrainLog
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
 from indictune.training.task_trainer import NothingLeft, RunContext
-from indictune.training.upstream import end_training
+from indictune.upstream import end_training
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from indictune.distributed.agreement import Values
+
+
+class LoadBest(TrainerCallback):
+    """Commits the last checkpoint, then loads the best one.
+
+    The Trainer (5.23) would load the best before that, and delete the last checkpoint before the model is saved.
+    """
+
+    def __init__(self, trainer: ExactTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.trainer.checkpoints.end()
+        self.trainer.load_best()
+
+
+class ReportProgress(TrainerCallback):
+    """Records which step has ended, and that this rank still moves."""
+
+    def _passed(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        OWN_PROGRESS.step = state.global_step
+        OWN_PROGRESS.passed("ending a step, a micro-batch or a checkpoint")
+
+    on_step_end = on_substep_end = on_prediction_step = on_save = _passed
+
+
+def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) -> None:
+    """Add the callbacks that the run asks for. Code of the others is not imported."""
+    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
+    trainer.add_callback(StepFlags(trainer))
+    if every := trainer.args.divergence_check_steps:
+        if trainer.args.world_size > 1:
+            trainer.add_callback(CheckDivergence(trainer, every))
+        else:
+            run.warn([f"Ignoring --divergence_check_steps {every}: one process has nothing to compare with."])
+    if trainer.args.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    trainer.add_callback(ReportProgress())
+    trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
+    trainer.add_callback(LoadBest(trainer))
+    if trainer.args.push_to_hub and trainer.args.hub_strategy == "every_save":
+        from indictune.hub.publish import destination_of
+        from indictune.training.callbacks.push_saves import PushSaves
+
+        trainer.add_callback(PushSaves(plan.output_dir, destination_of(plan.output_dir, trainer.args)))
+    if point.checkpoint is not None:
+        from indictune.training.callbacks.restore_progress import RestoreProgress
+
+        trainer.add_callback(RestoreProgress(trainer, point))
+    if trace := os.environ.get(PARITY_TRACE):
+        from indictune.training.callbacks.parity_trace import ParityTrace
+
+        trainer.add_callback(ParityTrace(trainer, Path(trace)))
+    if trainer.args.profile_steps:
+        from indictune.training.callbacks.profile_steps import ProfileSteps
+
+        trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))
+
 
 logger = logging.getLogger("indictune")
 
@@ -145,7 +214,6 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
 
 
 def _ranks(launch: Launch) -> str:
-    """What has its own rows."""
     if launch.axes.model_ranks > 1:
         return f"group{'s' * (launch.data_size > 1)} of {launch.axes.model_ranks} processes"
     return "processes" if launch.data_size > 1 else "process"
@@ -230,11 +298,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
-    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside.
-
-    Raises:
-        UserError: another run writes to this disk, or the checkpoint is damaged or does not fit.
-    """
+    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
     args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
@@ -281,7 +345,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
         compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
 
 
-def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
     """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
 
     `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.

@@ -32,7 +32,7 @@ from indictune.distributed import node_disks, sharding
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
-from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
+from indictune.stop_signals import SignalIgnoringContext, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.tasks.protocol import Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
@@ -177,7 +177,7 @@ class TaskTrainer(Trainer):
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
+            multiprocessing_context=SignalIgnoringContext() if self.args.dataloader_num_workers else None,
         )
 
 

@@ -109,7 +109,7 @@ def test_a_long_conversation_forgets_its_oldest_turns(llama: Path) -> None:
     [
         (["classifier"], "no-language-model", "indictune predict classifier"),
         (["nothing"], "no-model", "nothing"),
-        ([], "evaluate-needs", "indictune chat FOLDER"),
+        ([], "argument-missing", "indictune chat FOLDER"),
         (["classifier", "--temperature", "-1"], "expected-at-least", "--temperature -1"),
         (["classifier", "--max_new_tokens", "0"], "expected-at-least", "--max_new_tokens 0"),
     ],

@@ -15,7 +15,7 @@ from indictune.checkpoint import export, store
 from indictune.cli import main
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.classifier import TEMPERATURE
+from indictune.models.task_models import TEMPERATURE
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
 from tests.conftest import FinishedRun
 from tests.ranks.launching import SCRIPT, python, start
@@ -124,7 +124,7 @@ class TestListing:
     def test_a_folder_without_any_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "[no-checkpoints]" in refused(capsys, str(tmp_path / "no"))
         assert "[no-checkpoints]" in refused(capsys, str(tmp_path))
-        assert "[checkpoint-folder-missing]" in refused(capsys)
+        assert "[argument-missing]" in refused(capsys)
 
 
 class TestConverting:

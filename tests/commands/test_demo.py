@@ -216,7 +216,7 @@ def test_what_cannot_be_shown_is_refused(
         assert main(["demo", *words]) == 2
         return str(re.findall(r"\[([\w-]+)\]\n", capsys.readouterr().err)[-1])
 
-    assert code() == "command-needs-model"
+    assert code() == "argument-missing"
     if find_spec("gradio") is not None:
         assert code(str(classifier), "--export", str(classifier)) == "folder-not-empty"
         assert code(str(tmp_path), "--export", str(tmp_path / "new")) == "no-model"

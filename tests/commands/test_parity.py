@@ -70,7 +70,7 @@ def test_a_refusal_is_no_failure_if_something_was_compared(started: list[str], s
 def test_a_strategy_is_needed() -> None:
     with pytest.raises(UserError) as caught:
         run_parity(read_flags([RECIPE]))
-    assert caught.value.code == "parity-which"
+    assert caught.value.code == "argument-missing"
 
 
 def test_unknown_strategies_are_refused_before_anything_runs(started: list[str]) -> None:
@@ -109,7 +109,7 @@ def test_flags_that_parity_sets_are_refused(started: list[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (["--plot", "curves.txt"], "parity-picture"),
+        (["--plot", "curves.txt"], "picture-of-another-kind"),
         (["--plot", "README.md/curves.png"], "folder-not-writable"),
         (["--output_dir", "README.md"], "folder-not-writable"),
         (["--output_dir", "recipes"], "folder-not-empty"),

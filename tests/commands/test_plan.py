@@ -219,7 +219,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ([], "plan-of-what"),
+        ([], "argument-missing"),
         (["--gpu", "voodoo"], "plan-unknown-gpu"),
         (["--gpus", "8", "--nodes", "3"], "plan-uneven-nodes"),
         (["--gpu_memory", "much"], "plan-memory"),
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, capsys: pytest
         (["--gpus", "2", "--nodes", "2", "--internode", "fast"], "plan-internode"),
         (["--internode", "200Gb"], "no-effect"),
         (["--gpus", "0"], "expected-at-least"),
-        (["--plot", "plan.pdf"], "plan-not-png"),
+        (["--plot", "plan.pdf"], "picture-of-another-kind"),
         (["--plot", "no/such/folder/plan.png"], "plan-not-written"),
     ],
 )

@@ -245,7 +245,7 @@ def test_what_cannot_be_labelled_is_refused_at_once(
         "column-missing",
     ]
     assert codes_of(capsys, str(model), "--text", "a", "--output_file", "out.doc") == ["file-kind-unknown"]
-    assert codes_of(capsys, "--text", "a", "--input_file", source) == ["predict-needs-model", "two-text-sources"]
+    assert codes_of(capsys, "--text", "a", "--input_file", source) == ["argument-missing", "two-text-sources"]
     assert codes_of(capsys, str(model), "--text", "a", "--keep_columns", "id") == ["no-columns-to-keep"]
     assert codes_of(capsys, str(model), source) == ["bare-word"]
     for pattern in ("*.csv", "i?.csv", "[ij]n.csv"):

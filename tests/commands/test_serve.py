@@ -191,7 +191,7 @@ def test_a_wrong_address_and_model_are_refused_together(tmp_path: Path, capsys: 
 
 
 def test_all_flags_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusals(capsys) == ["command-needs-model"]
+    assert refusals(capsys) == ["argument-missing"]
     wrong = ["--port", "70000", "--max_texts", "20000", "--max_batch_size", "0"]
     assert refusals(capsys, "folder", *wrong) == ["expected-at-least", "port-unknown", "fewer-wait-than-come"]
 

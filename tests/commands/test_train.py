@@ -170,7 +170,7 @@ def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None
         (["no.yaml"], "no-such-recipe"),
         (["sentiment", "tweets.csv"], "recipe-is-rows"),
         (["seed.yaml"], "task-missing"),
-        (["other.yaml"], "task-unknown"),
+        (["other.yaml"], "no-such-name"),
         (["llama", "demo.yaml"], "recipe-of-other-task"),
         (["sentiment", "--strategy", "ddq"], "no-such-strategy"),
         (["sentiment", "--num_processes", "0"], "expected-at-least"),

@@ -25,7 +25,7 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.data import cache
-from indictune.data.cache import build_once, file_digest, with_progress
+from indictune.data.cache import build_once, content_digest, with_progress
 from indictune.data.load_rows import Splits, load_splits
 from indictune.errors import UserError, problem
 from indictune.progress import OWN_PROGRESS
@@ -316,13 +316,13 @@ def test_a_cache_that_is_no_folder_is_reported(tmp_path: Path, monkeypatch: pyte
 def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("a")
-    digest = file_digest("a")
+    digest = content_digest("a")
     os.utime(file, (1, 1))
-    assert file_digest("a") == digest
+    assert content_digest("a") == digest
     file.write_text("b")
     os.utime(file, (1, 1))
-    assert file_digest("a") != digest
-    assert file_digest("b").startswith("unreadable: ")
+    assert content_digest("a") != digest
+    assert content_digest("b").startswith("unreadable: ")
 
 
 def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:

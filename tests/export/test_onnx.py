@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from indictune.cli import main
 from indictune.config.arguments import ModelArguments
+from indictune.models.builtin import sample_rows
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
-from indictune.models.tiny_models import sample_rows
 from tests.conftest import FinishedRun
 from tests.export.models import LABELS, random_classifier
 from tests.first_hour.saved_models import MAX_LENGTH, saved_classifier

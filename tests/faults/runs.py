@@ -19,7 +19,7 @@ from indictune.checkpoint.resume import best_of
 from tests.ranks.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
-STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
+STEP = "indictune.training.callbacks.every_step:StepFlags.on_step_end"
 EVALUATION = "indictune.training.evaluation:measure_batch"
 SAVE = "indictune.checkpoint.store:share"
 EXIT_RESUMABLE = 75

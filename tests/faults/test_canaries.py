@@ -23,10 +23,9 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
-from indictune.models.classifier import load_classifier, load_classifier_config
+from indictune.models.finished_model import load_trained, merge
 from indictune.models.load import load_tokenizer
-from indictune.models.merged_adapter import merge
-from indictune.models.trained import load_trained
+from indictune.models.task_models import load_classifier, load_classifier_config
 from tests.conftest import FinishedRun
 from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job

@@ -31,8 +31,8 @@ from indictune.hub.publish import published
 from indictune.models import builtin
 from indictune.models.adapters import base_of
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
-from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
+from indictune.models.task_models import load_classifier, load_classifier_config
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
 from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.callbacks.restore_progress import RestoreProgress

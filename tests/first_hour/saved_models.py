@@ -12,9 +12,9 @@ from indictune.config.arguments import ModelArguments
 from indictune.files import write_yaml
 from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
-from indictune.models.classifier import load_classifier
+from indictune.models.builtin import sample_rows
 from indictune.models.load import load_tokenizer
-from indictune.models.tiny_models import sample_rows
+from indictune.models.task_models import load_classifier
 
 LABELS = ["anger", "joy", "neutral"]
 MAX_LENGTH = 16

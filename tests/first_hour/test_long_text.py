@@ -23,7 +23,7 @@ from indictune.config.shared_arguments import ClassifierArguments, LongText
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.text.tokenisation import usual_length, windows_of
 from indictune.errors import Problems
-from indictune.models.classifier import note_reading, recorded_reading
+from indictune.models.task_models import note_reading, recorded_reading
 from indictune.prediction.served_classifier import Classifier, served_model
 from indictune.preflight.values import check_long_texts
 from indictune.tasks.chat import Chat

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.learned_vocabulary import check_learned_vocabulary, with_vocabulary
 from indictune.models.load import load_tokenizer
+from indictune.models.task_models import check_learned_vocabulary, with_vocabulary
 from tests.plans import codes
 from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train
 from tests.refusals import refused

@@ -16,7 +16,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.devices import check_cpu_time, missing_gpu, where_it_runs
 from indictune.errors import problems_of
-from indictune.models.config_shapes import count_parameters
+from indictune.models.config_shapes import meta_model
 from tests.conftest import FinishedRun
 from tests.models.tiny import words_tokenizer
 from tests.plans import plan_of
@@ -75,7 +75,7 @@ def test_a_token_is_multiplied_by_the_layers_and_the_output() -> None:
     sizes: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     for tied in (True, False):
         config = LlamaConfig(num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied, **sizes)
-        counts = count_parameters(ModelArguments(), config, "ForCausalLM")
+        counts = meta_model(ModelArguments(), config, "ForCausalLM").counts
         layers = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
         assert (counts.multiplied, counts.looked_up) == (layers + 64_000, 0 if tied else 64_000)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from indictune.cache_folders import _OF_A_CHECKPOINT
 from indictune.cli import main
+from indictune.files import _OF_A_CHECKPOINT
 from indictune.hub import publish
 from tests.faults.hub import Fault, Hub
 from tests.hub.conftest import TOKEN
@@ -186,7 +186,7 @@ def test_all_mistakes_come_at_once(
     assert all(f"[{code}]" in said for code in ("nothing-to-push", "hub-token-missing", "repository-name"))
     assert main(["push", "--revision", "x", "--create_pr"]) == 2
     said = capsys.readouterr().err
-    assert all(f"[{code}]" in said for code in ("push-needs", "push-revision-or-pr"))
+    assert all(f"[{code}]" in said for code in ("argument-missing", "push-revision-or-pr"))
 
 
 def test_a_checkpoint_and_an_adapter_on_a_base_of_this_machine_are_not_pushed(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.models import builtin, tiny_models
+from indictune.models import builtin
 from tests.refusals import refused
 
 TEXTS = ["खाना अच्छा है 😀", "సినిమా బాగుంది", "படம் நன்று", "bahut accha laga 🎉"] * 3
@@ -20,8 +20,8 @@ BERT = "builtin:tiny-indic-bert"
 SMALL = builtin.BuiltIn(
     lambda: TEXTS,
     partial(
-        tiny_models.build_tiny_bert,
-        size=tiny_models.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32),
+        builtin.build_tiny_bert,
+        size=builtin.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32),
     ),
 )
 

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from indictune.config.arguments import Method, ModelArguments
-from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer, set_config_dropout, set_module_dropout
+from indictune.models.task_models import load_classifier
 from tests.models.tiny import CONFIGS
 
 FIELDS = {
@@ -79,7 +79,7 @@ def test_modules_made_outside_the_configuration_follow() -> None:
 def test_loading_does_not_rely_on_the_configuration_alone(
     saved: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indictune.models.classifier.set_config_dropout", lambda *_: None)
+    monkeypatch.setattr("indictune.models.task_models.set_config_dropout", lambda *_: None)
     args = ModelArguments(saved("bert"), dropout=0.375)
     model = load_classifier(args, ["no", "yes"], load_tokenizer(args))
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.375}

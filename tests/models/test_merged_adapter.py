@@ -33,10 +33,9 @@ from indictune.commands.merge import MergeFlags
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
-from indictune.models.causal import load_causal
-from indictune.models.classifier import load_classifier
+from indictune.models.finished_model import merge
 from indictune.models.load import load_tokenizer
-from indictune.models.merged_adapter import merge
+from indictune.models.task_models import load_causal, load_classifier
 from tests.models.tiny import SMALL, words_tokenizer
 from tests.ranks.launching import python, start
 from tests.refusals import refused
@@ -563,7 +562,7 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
 def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
     neighbours = {"base", "adapter"}
     for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):
-        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.merged_adapter:match_config_mode:1"]
+        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.finished_model:match_config_mode:1"]
         flags = ["merge", str(adapter), "--output_dir", str(adapter.parent / "out")]
         result = start([*faulty, "indictune/__main__.py", *flags])
         assert result.returncode == code, result.stderr
@@ -617,7 +616,7 @@ def test_a_branch_that_moved_on_the_hub_is_taken_as_it_was(adapter: Path, monkey
 def test_every_problem_of_the_flags_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--max_shard_size", "big"]) == 2
     shown = capsys.readouterr().err
-    for code in ("adapter-missing", "output-dir-missing", "shard-size"):
+    for code in ("argument-missing", "output-dir-missing", "shard-size"):
         assert f"[{code}]" in shown
 
 

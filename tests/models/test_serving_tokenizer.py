@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from indictune.data.text.cleaning import clean
+from indictune.models.builtin import sample_rows
 from indictune.models.serving_model import cleaning_steps, serve_as_trained, without_cleaning
-from indictune.models.tiny_models import sample_rows
 
 LETTERS = [*map(chr, range(0x21, 0x7F)), *map(chr, range(0x900, 0x980)), *map(chr, range(0xB80, 0xC80))]
 PIECES = [("▁", -2.0), *((letter, -5.0) for letter in LETTERS), ("http", -3.0), ("▁http", -3.0)]

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from indictune.models import builtin, tiny_models
+from indictune.models import builtin
 
 # Few and narrow on purpose: most letters of the words below never occur here.
 TEXTS = ["खाना अच्छा है 😀", "సినిమా బాగుంది", "படம் நன்று", "bahut accha laga 🎉"] * 3
-SMALL = tiny_models.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32)
+SMALL = builtin.Size(hidden_size=64, num_layers=1, vocab_size=1200, max_length=32)
 
 WORDS = {
     "hindi": "क्षेत्रों",
@@ -33,7 +33,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    tiny_models.build_tiny_bert(TEXTS, folder, SMALL)
+    builtin.build_tiny_bert(TEXTS, folder, SMALL)
     return folder
 
 
@@ -62,7 +62,7 @@ def test_texts_are_framed_lowercased_and_padded(built: Path) -> None:
     assert tokenizer.convert_ids_to_tokens(batch["input_ids"][0]) == ["[CLS]", "accha", "[SEP]", "[PAD]"]
     assert batch["attention_mask"] == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert sorted(batch) == ["attention_mask", "input_ids"]
-    assert [tokenizer.convert_tokens_to_ids(token) for token in tiny_models.BERT_TOKENS] == [0, 1, 2, 3, 4]
+    assert [tokenizer.convert_tokens_to_ids(token) for token in builtin.BERT_TOKENS] == [0, 1, 2, 3, 4]
     assert tokenizer.model_max_length == 32
 
 
@@ -96,7 +96,7 @@ def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None
 def test_building_leaves_the_random_state_alone_and_does_not_follow_it(built: Path, tmp_path: Path) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    tiny_models.build_tiny_bert(TEXTS, tmp_path, SMALL)
+    builtin.build_tiny_bert(TEXTS, tmp_path, SMALL)
     assert torch.equal(before, torch.get_rng_state())
     assert (tmp_path / "model.safetensors").read_bytes() == (built / "model.safetensors").read_bytes()
 
@@ -105,7 +105,7 @@ def test_the_real_one_is_made_of_the_built_in_tweets(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
     folder = builtin.resolve("builtin:tiny-indic-bert")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = tiny_models.tweet_texts()
+    texts = builtin.tweet_texts()
     assert len(texts) > 500
     assert 4000 <= len(tokenizer) <= 5000
     ids = [token for text in texts for token in tokenizer(text)["input_ids"]]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from indictune.models import builtin, tiny_models
+from indictune.models import builtin
 
 # Few on purpose: most letters of the words below never occur here.
 TEXTS = ["खाना अच्छा है 😀", "సినిమా బాగుంది", "படம் நன்று", "bahut accha laga 🎉"] * 3
@@ -34,7 +34,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    tiny_models.build_tiny_llama(TEXTS, folder)
+    builtin.build_tiny_llama(TEXTS, folder)
     return folder
 
 
@@ -56,7 +56,7 @@ def test_a_word_of_the_texts_may_become_one_token(tokenizer: PreTrainedTokenizer
 
 
 def test_special_tokens_are_one_token_each(tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = [tokenizer(token, add_special_tokens=False)["input_ids"] for token in tiny_models.LLAMA_TOKENS]
+    ids = [tokenizer(token, add_special_tokens=False)["input_ids"] for token in builtin.LLAMA_TOKENS]
     assert ids == [[0], [1], [2], [3], [4], [5]]
     text = "<|begin_of_text|>ok<|eot_id|>"
     ids_of_text = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -71,7 +71,7 @@ def test_the_tokenizer_writes_out_conversations_as_llama_3_does(tokenizer: PreTr
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nनमस्ते<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\nவணக்கம்<|eot_id|>"
     )
-    assert tokenizer.chat_template == tiny_models.TEMPLATE.read_text(encoding="utf-8")
+    assert tokenizer.chat_template == builtin.LLAMA_TEMPLATE.read_text(encoding="utf-8")
 
 
 def test_model_and_tokenizer_fit_each_other(built: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -104,7 +104,7 @@ def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None
 def test_building_leaves_the_random_state_alone_and_does_not_follow_it(built: Path, tmp_path: Path) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    tiny_models.build_tiny_llama(TEXTS, tmp_path)
+    builtin.build_tiny_llama(TEXTS, tmp_path)
     assert torch.equal(before, torch.get_rng_state())
     assert (tmp_path / "model.safetensors").read_bytes() == (built / "model.safetensors").read_bytes()
 
@@ -114,9 +114,9 @@ def test_the_real_one_is_made_of_the_built_in_tweets_and_chats(
 ) -> None:
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    texts = tiny_models.tweet_and_chat_texts()
+    texts = builtin.tweet_and_chat_texts()
     assert len(texts) > 700
-    assert len(tokenizer) == tiny_models.VOCABULARY
+    assert len(tokenizer) == builtin.VOCABULARY
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     assert tokenizer.batch_decode(encoded) == texts
     # Bytes alone would be more than two tokens a character.

@@ -22,9 +22,9 @@ from transformers import (
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.models.adapters import add_lora
-from indictune.models.causal import load_causal
-from indictune.models.config_shapes import ParameterCounts, count_parameters, meta_model
+from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.models.load import load_tokenizer
+from indictune.models.task_models import load_causal
 from indictune.planning.memory import RankMemory, estimate_memory, micro_batch_tokens
 from indictune.planning.out_of_memory import held_bytes
 from indictune.planning.rank_bytes import Kept, in_flight, kept_bytes, layer_bytes, types_of, working_bytes
@@ -57,12 +57,12 @@ def kept_of(launch: Launch, weights: list[Weight] | None = None, at_step: bool =
 
 
 def test_all_parameters_are_counted_once() -> None:
-    counts = count_parameters(ModelArguments(), LLAMA, "ForCausalLM")
+    counts = meta_model(ModelArguments(), LLAMA, "ForCausalLM").counts
     assert counts == ParameterCounts(100 * 64 + LINEAR + NORMS, 100 * 64 + LINEAR + NORMS)
 
 
 def test_an_adapter_trains_its_matrices_and_packs_the_linear_layers() -> None:
-    counts = count_parameters(ModelArguments(method="qlora", lora_r=4), LLAMA, "ForCausalLM")
+    counts = meta_model(ModelArguments(method="qlora", lora_r=4), LLAMA, "ForCausalLM").counts
     matrices = 2 * 4 * (4 * (64 + 64) + 3 * (64 + 128))
     assert counts == ParameterCounts(100 * 64 + LINEAR + NORMS + matrices, matrices, LINEAR)
 
@@ -70,7 +70,7 @@ def test_an_adapter_trains_its_matrices_and_packs_the_linear_layers() -> None:
 def test_a_classifier_trains_its_head_beside_an_adapter() -> None:
     config = replace_layers(BERT, 1)
     config.num_labels = 3
-    counts = count_parameters(ModelArguments(method="lora", lora_r=2), config, "ForSequenceClassification")
+    counts = meta_model(ModelArguments(method="lora", lora_r=2), config, "ForSequenceClassification").counts
     matrices = 2 * (5 * (32 + 32) + 2 * (32 + 64))  # query, key, value, output, pooler; up and down
     assert counts.trained == matrices + 32 * 3 + 3
 
@@ -198,13 +198,13 @@ class TestRealModels:
         """peft keeps the frozen module too."""
         args = ModelArguments("builtin:tiny-indic-llama", method="lora", modules_to_save=["embed_tokens"])
         model = load_causal(args, load_tokenizer(args), torch.bfloat16, [2])
-        counts = count_parameters(args, model.config, "ForCausalLM")
+        counts = meta_model(args, model.config, "ForCausalLM").counts
         assert counts.total == sum(each.numel() for each in model.parameters())
         assert counts.trained == sum(each.numel() for each in model.parameters() if each.requires_grad)
 
     def test_tied_embeddings_are_held_once(self) -> None:
         model: Any = AutoModelForCausalLM.from_config(LLAMA)  # type: ignore[no-untyped-call]
-        counts = count_parameters(ModelArguments(), LLAMA, "ForCausalLM")
+        counts = meta_model(ModelArguments(), LLAMA, "ForCausalLM").counts
         assert held_bytes(model)["parameters"] == 4 * counts.total
 
 
@@ -216,7 +216,7 @@ def stages_of(config: PreTrainedConfig, axes: Axes, method: str = "full") -> lis
 
 
 def test_stages_share_all_weights_and_hold_a_tied_table_twice() -> None:
-    whole = count_parameters(ModelArguments(), BERT, "ForSequenceClassification").total
+    whole = meta_model(ModelArguments(), BERT, "ForSequenceClassification").counts.total
     assert sum(stages_of(BERT, Axes(pipeline=4))) == whole
     first, last = stages_of(LLAMA, Axes(pipeline=2))
     assert first + last == 100 * 64 + LINEAR + NORMS + 100 * 64

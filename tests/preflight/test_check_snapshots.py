@@ -10,7 +10,7 @@ from transformers import BertConfig
 
 from indictune.checkpoint import snapshots
 from indictune.config.plan import Launch
-from indictune.models.config_shapes import count_parameters
+from indictune.models.config_shapes import meta_model
 from indictune.planning import hardware
 from indictune.preflight import checks
 from tests.plans import codes_of, plan_of
@@ -34,7 +34,7 @@ def test_a_node_without_room_is_refused(
 ) -> None:
     given = plan_of({"snapshot_steps": 5}, launch=launch, output_dir=str(tmp_path))
     plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
-    needed = held * of_parameter * count_parameters(plan.model, CONFIG, plan.head).total
+    needed = held * of_parameter * meta_model(plan.model, CONFIG, plan.head).counts.total
     for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
         monkeypatch.setattr(hardware, "free_and_capacity", lambda free=free: (free, free))
         assert codes_of(checks.check_snapshots, plan) == found

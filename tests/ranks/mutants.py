@@ -25,7 +25,7 @@ from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.parallelism import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
-from indictune.training.callbacks.step_flags import EpochShuffle, StepFlags
+from indictune.training.callbacks.every_step import EpochShuffle, StepFlags
 from indictune.training.exact_trainer import ExactTrainer
 
 

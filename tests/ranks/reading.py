@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from indictune.models import causal
+from indictune.models import task_models
 from indictune.models.load import read_weights
 
 
@@ -17,5 +17,5 @@ def noted(*args: Any, **settings: Any) -> Any:
 
 
 if __name__ == "__main__":
-    setattr(causal, "read_weights", noted)  # noqa: B010
+    setattr(task_models, "read_weights", noted)  # noqa: B010
     runpy.run_path("scripts/train_llama.py", run_name="__main__")

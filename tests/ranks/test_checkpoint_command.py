@@ -18,7 +18,7 @@ from indictune.checkpoint import store
 from indictune.cli import main
 from indictune.models import builtin
 from indictune.models.active_vocabulary import ROW_IDS
-from indictune.models.classifier import TEMPERATURE
+from indictune.models.task_models import TEMPERATURE
 from tests.ranks.launching import EMBEDDING, Run
 
 Start = Callable[..., Run]

@@ -233,8 +233,8 @@ def test_the_same_run_is_no_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [([], "report-needs"), (["{}", "--output_file", "x.pdf"], "report-not-html"), (["{}/nothing"], "report-needs-run"),
-     (["{}", "--text", "false"], "unknown-name")],
+    [([], "argument-missing"), (["{}", "--output_file", "x.pdf"], "report-not-html"),
+     (["{}/nothing"], "report-needs-run"), (["{}", "--text", "false"], "unknown-name")],
 )  # fmt: skip
 def test_wrong_commands_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: str

@@ -17,7 +17,7 @@ import pytest
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.run import Run
-from indictune.stop_signals import NotBegun, Stopped
+from indictune.stop_signals import Stopped, StoppedBeforeFirstStep
 from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
@@ -117,7 +117,10 @@ def test_what_was_asked_for_ends_with_0_and_says_nothing(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("stopped", "way_on"),
-    [(Stopped, "--resume_from_checkpoint auto resumes it."), (NotBegun, "The same command begins again.")],
+    [
+        (Stopped, "--resume_from_checkpoint auto resumes it."),
+        (StoppedBeforeFirstStep, "The same command begins again."),
+    ],
 )
 def test_a_run_that_was_stopped_says_how_to_resume_it(stopped: type[Stopped], way_on: str) -> None:
     def stop(run: Run) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from indictune.supervise.logs import ConsoleHandler
+from indictune.supervise.run_folder import ConsoleHandler
 from tests.ranks.launching import start
 
 
@@ -27,7 +27,7 @@ SPEAK = """
 import logging, os, sys, warnings
 from contextlib import suppress
 from pathlib import Path
-from indictune.supervise.logs import RankLog
+from indictune.supervise.run_folder import RankLog
 rank = int(sys.argv[2])
 log = RankLog(Path(sys.argv[1]), rank, verbose=sys.argv[3] == "verbose")
 ours, theirs = logging.getLogger("indictune.models"), logging.getLogger("DeepSpeed")

@@ -17,7 +17,7 @@ from tests.ranks.launching import ROOT
 
 SPEAK = """
 import logging
-from indictune.supervise.logs import ConsoleHandler
+from indictune.supervise.run_folder import ConsoleHandler
 from indictune.stop_signals import StopRequest
 logger = logging.getLogger("indictune")
 logger.setLevel(logging.INFO)
@@ -62,13 +62,13 @@ def test_a_finished_run_keeps_its_exit_code_while_its_process_ends(name: str, co
 READ_AHEAD = """
 import os, signal, sys
 from torch.utils.data import DataLoader
-from indictune.stop_signals import SIGNALS, DeafWorkers
+from indictune.stop_signals import SIGNALS, SignalIgnoringContext
 
 def as_from_a_scheduler(worker):
     # torch's handler is there, the worker's first row is not.
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
 
-context = DeafWorkers() if sys.argv[2] == "deaf" else None
+context = SignalIgnoringContext() if sys.argv[2] == "deaf" else None
 rows = DataLoader(range(8), num_workers=2, worker_init_fn=as_from_a_scheduler, multiprocessing_context=context)
 print([int(row) for row in rows])
 print("blocked here:", signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -91,7 +91,7 @@ def test_a_worker_that_reads_rows_ahead_ignores_signals(name: str) -> None:
 
 @pytest.mark.more
 def test_upstream_workers_die_of_a_signal_and_the_run_with_them() -> None:
-    """Without `DeafWorkers` (torch 2.13)."""
+    """Without `SignalIgnoringContext` (torch 2.13)."""
     read = read_ahead("SIGTERM", "torch's")
     assert read.returncode == 1
     assert "exited unexpectedly" in read.stderr
@@ -135,7 +135,7 @@ def test_ask_ends_the_run_before_its_first_step_only() -> None:
         for word in ("at once", "later")
     )
     assert at_once.stdout == ""
-    assert "NotBegun: stopped by SIGTERM" in at_once.stderr
+    assert "StoppedBeforeFirstStep: stopped by SIGTERM" in at_once.stderr
     assert later.stdout == "asked: False\n", later.stderr
 
 
@@ -220,7 +220,7 @@ def test_a_run_stopped_before_its_first_step_leaves_no_program_behind(tmp_path: 
         built = psutil.Process(int(number.read_text(encoding="utf-8")))
         try:
             run.send_signal(signal.SIGTERM)
-            assert b"NotBegun: stopped by SIGTERM" in run.communicate(timeout=20)[1]
+            assert b"StoppedBeforeFirstStep: stopped by SIGTERM" in run.communicate(timeout=20)[1]
             built.wait(5)
         finally:
             with suppress(psutil.NoSuchProcess):

@@ -108,7 +108,7 @@ def test_upstream_calls_in_the_order_that_is_relied_on(name: str) -> None:
 # Private name -> what of the module upstream that has it, what that module says, and what to do when it goes.
 _RESUMED = "A resumed run begins its log and its mean loss with the checkpoint's sums: give `carry_loss` and "
 _RESUMED += "`unlogged_loss_of` the new names, and run tests/ranks/test_resume.py."
-_OF_TRL = "Give the functions of training/upstream.py the new name, and run tests/training/test_chat_trainer.py."
+_OF_TRL = "Give the functions of indictune/upstream.py the new name, and run tests/training/test_chat_trainer.py."
 _OF_FSDP = "The plan's memory is compared with `whole_gradients`: find the name, and run tests/distributed/planning."
 PRIVATE_NAMES: dict[str, tuple[object, str, str]] = {
     "_tr_loss": (Trainer, "self._tr_loss += tr_loss_step", _RESUMED),

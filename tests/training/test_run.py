@@ -86,7 +86,7 @@ def test_the_console_shows_what_matters_and_the_rank_file_everything(finished_ru
         assert finished_run.stderr.count(f"warning: {warning}") == 1
     log = (finished_run.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert dropped in log
-    assert "INFO indictune.training.callbacks.throughput: step 8 of 8: loss " in log
+    assert "INFO indictune.training.callbacks.every_step: step 8 of 8: loss " in log
 
 
 def test_recipe_yaml_is_the_whole_run_and_reads_back(finished_run: FinishedRun) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows, numbered_files
-from indictune.data.cache import file_digest
+from indictune.data.cache import content_digest
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.read.arrow_files import arrow_errors, names_by_value, with_names
 from indictune.data.read.file_form import STANDARD, FileForm
@@ -105,7 +105,7 @@ def declared_class_names(rows: SplitRows) -> Mapping[str, Sequence[str]]:
 def fingerprint_of(rows: SplitRows) -> str:
     """Digest of the content of a split."""
     if isinstance(rows, SplitFiles):
-        return repr([rows.class_names, *((file, file_digest(file)) for file in rows.files)])
+        return repr([rows.class_names, *((file, content_digest(file)) for file in rows.files)])
     return digest_of_split(rows)
 
 

@@ -20,7 +20,7 @@ from indictune.data.cache import (
     MAX_LISTED_ROWS,
     StoredRows,
     build_once,
-    file_digest,
+    content_digest,
     map_table,
     smaller_batches,
     stored_batches,
@@ -244,7 +244,7 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return [kind, settings, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()]
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
+        return [kind, settings, *(content_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
 
 
 def tokenised(

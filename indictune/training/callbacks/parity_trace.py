@@ -78,7 +78,6 @@ class ParityTrace(TrainerCallback):
             self.record.append(json_line(line))
 
     def _noting(self, collator: Collator) -> Collator:
-        """A collator that notes the rows of each micro-batch."""
 
         def collate(rows: list[Row]) -> Any:
             self._rows += sum(_digest(row) for row in rows if row["row"] != NO_ROW)
@@ -108,6 +107,5 @@ class ParityTrace(TrainerCallback):
 
 
 def _digest(row: Row) -> int:
-    """Of the tokens and labels of a row, whatever its number."""
     parts = [np.asarray(row[name], dtype=np.float64) for name in ("input_ids", "labels")]
     return zlib.crc32(parts[1].tobytes(), zlib.crc32(parts[0].tobytes()))

@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
+from indictune import upstream
 from indictune.checkpoint import compatibility, store, train_state
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
@@ -22,7 +23,6 @@ from indictune.checkpoint.train_state import read_counters
 from indictune.distributed import collectives
 from indictune.distributed.launch import shown_axes
 from indictune.errors import UserError
-from indictune.training import upstream
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import NothingLeft
 
@@ -99,7 +99,11 @@ class RestoreProgress(TrainerCallback):
         self._restore_counters(manifest, args)
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             self._make_up_evaluation(args, state)
-        if control.should_training_stop or state.global_step >= state.max_steps or self._has_lost_patience():
+        counts = [
+            (each.early_stopping_patience_counter, each.early_stopping_patience) for each in self._early_stopping()
+        ]
+        has_lost_patience = any(counter >= patience for counter, patience in counts)
+        if control.should_training_stop or state.global_step >= state.max_steps or has_lost_patience:
             raise NothingLeft
 
     def _restore_counters(self, manifest: Manifest, args: TrainingArguments) -> None:
@@ -124,11 +128,6 @@ class RestoreProgress(TrainerCallback):
 
     def _early_stopping(self) -> list[EarlyStoppingCallback]:
         return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-
-    def _has_lost_patience(self) -> bool:
-        return any(
-            each.early_stopping_patience_counter >= each.early_stopping_patience for each in self._early_stopping()
-        )
 
     def _restore_best(self, state: TrainerState, ends_with_best: bool) -> None:
         """Name the best checkpoint, whatever the state says: it may have moved, or be damaged."""

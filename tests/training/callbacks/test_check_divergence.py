@@ -14,8 +14,8 @@ from transformers import TrainerControl, TrainerState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import SINGLE
 from indictune.distributed.agreement import DivergedError
-from indictune.training.callbacks import step_flags
-from indictune.training.callbacks.step_flags import CheckDivergence
+from indictune.training.callbacks import every_step
+from indictune.training.callbacks.every_step import CheckDivergence
 
 
 class Driver:
@@ -40,7 +40,7 @@ class Driver:
             checkpoints=SimpleNamespace(finish=lambda: self.finished.append(self.state.global_step)),
         )
         self.callback = CheckDivergence(cast(Any, trainer), 3)
-        patch.setattr(step_flags, "check_copies", self.check)
+        patch.setattr(every_step, "check_copies", self.check)
 
     def check(self, step: int, flag: str, model: object, optimizer: object, launch: object) -> None:
         self.compared.append(step)

@@ -18,7 +18,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.stop_signals import StopRequest
 from indictune.training.bad_steps import BadSteps, NonFinite, NonFiniteLossError, is_below_one
-from indictune.training.callbacks.step_flags import StepFlags
+from indictune.training.callbacks.every_step import StepFlags
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.callbacks.throughput import Throughput
+from indictune.training.callbacks.every_step import Throughput
 
 LENGTHS = [3, 5, 7, 11, 13]
 

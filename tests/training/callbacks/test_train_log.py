@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.callbacks.throughput import Throughput, TrainLog
+from indictune.training.callbacks.every_step import Throughput, TrainLog
 
 LOGS = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 1e-4, "epoch": 0.5}
 
@@ -30,7 +30,7 @@ class Log:
 
     def log(self, step: int, logs: dict[str, Any] | None = None, rank_0: bool = True) -> None:
         state = TrainerState(global_step=step, epoch=step / 4, max_steps=8, is_world_process_zero=rank_0)
-        self.callback.on_log(self.args, state, TrainerControl(), LOGS if logs is None else logs)
+        self.callback.on_log(self.args, state, TrainerControl(), logs=LOGS if logs is None else logs)
 
     @property
     def entries(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Merge an adapter and its base into one model."""
+"""Load a finished run's model, an adapter on the base that it was trained on, or merge the two into one model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftConfig, TaskType
+from peft import PeftConfig, PeftModel
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.pytorch_utils import Conv1D
@@ -28,18 +29,105 @@ from indictune.models.atomic_folder import (
     match_config_mode,
     whole_folder,
 )
-from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
-from indictune.models.trained import add_adapter, take_quantisation
-from indictune.models.trusted_files import check_adapter, check_links, explained
-from indictune.models.upstream import set_weight_conversions
+from indictune.models.config_shapes import KINDS
+from indictune.models.load import Model, read_config, read_tokenizer, read_weights, stored_quantisation
+from indictune.models.trusted_files import ADAPTER_CONFIG, check_adapter, check_links, explained, first_line
+from indictune.upstream import set_weight_conversions
+
+
+def load_trained(
+    folder: str | Path,
+    trust_remote_code: bool = False,
+    trust_checkpoint: bool = False,
+    device_map: str | None = None,
+    kind: type[Any] = AutoModelForSequenceClassification,
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """A finished run's model for inference, quantised as in training.
+
+    Args:
+        folder: of the run.
+        trust_remote_code: run Python code that comes with the model.
+        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
+        device_map: "cpu" loads it there even if there is a GPU.
+        kind: transformers' Auto class of the model.
+        dtype: of the weights, unless they are quantised.
+
+    Raises:
+        UserError: the folder holds no finished model, or the adapter's base is unreadable.
+    """
+    args = ModelArguments(
+        str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
+    )
+    config = trained_config(args)
+    if not (Path(folder) / ADAPTER_CONFIG).exists():
+        model, new = read_weights(kind, args, config, dtype, "--model")
+        if new:
+            raise UserError("model-not-trained", "--model", folder, weight=min(new))
+        return model
+    check_adapter(Path(folder), "--model")
+    base = base_of(folder)
+    check_base(folder, base.name)
+    args.model_name_or_path, args.model_revision = base.name, base.commit_hash or base.revision
+    flag = f"--model {folder}: its base"
+    quantisation = take_quantisation(config, read_config(args, flag))
+    model, new = read_weights(kind, args, config, dtype, flag, quantisation)
+    return add_adapter(model, new, Path(folder), "--model")
+
+
+def trained_config(args: ModelArguments) -> PreTrainedConfig:
+    """The configuration of a finished run's model, or of the base of an adapter on a language model.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    folder = Path(args.model_name_or_path)
+    source = folder if (folder / "config.json").is_file() else config_file(folder)
+    with explained(args, Exception, flag="--model"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+    return config
+
+
+def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:
+    """How an adapter's base is quantised while it is read; None if it is not, or if its files are quantised.
+
+    The quantisation is removed from the adapter's configuration, unless the base's files are quantised.
+    """
+    settings = stored_quantisation(config)
+    if not settings or stored_quantisation(base_config):
+        return None
+    del config.quantization_config
+    return cast(BitsAndBytesConfig, BitsAndBytesConfig.from_dict(settings))  # type: ignore[no-untyped-call]
+
+
+def add_adapter(base: PreTrainedModel, new_weights: set[str], folder: Path, flag: str) -> PeftModel:
+    """The base with the adapter of a folder, for inference.
+
+    Args:
+        base: the model.
+        new_weights: names of the base's weights that are random, and that the adapter must replace.
+        folder: of the adapter.
+        flag: that names the folder, for messages.
+
+    Raises:
+        UserError: `adapter-does-not-fit`.
+    """
+    try:
+        model = PeftModel.from_pretrained(base, str(folder))
+        result = model.load_adapter(str(folder), model.active_adapter)  # again, for what does not fit
+    except Exception as error:  # broken files raise any error
+        raise UserError("adapter-does-not-fit", flag, folder, reason=first_line(error)) from error
+    replaced = tuple(name for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper))
+    random = [name for name in new_weights if not f"base_model.model.{name}".startswith(replaced)]
+    wrong = sorted([*result.missing_keys, *result.unexpected_keys, *random])
+    if wrong:
+        raise UserError("adapter-does-not-fit", flag, folder, reason=f"for example {wrong[0]}")
+    return model
+
 
 _BASE_FLAG = "--base_model"
 
-_KINDS: dict[str, Any] = {
-    TaskType.CAUSAL_LM: AutoModelForCausalLM,
-    TaskType.SEQ_CLS: AutoModelForSequenceClassification,
-    TaskType.TOKEN_CLS: AutoModelForTokenClassification,
-}
+_KINDS: dict[str, Any] = {task: kind for kind, task in KINDS.values()}
 
 
 def merge(
@@ -86,14 +174,8 @@ def merge(
     return f"{target}: {type(model).__name__} in {form}, merged from {merged_from}."
 
 
-def _base(
-    adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool
-) -> ModelArguments:
-    """The base, at the commit that the adapter was trained on.
-
-    Raises:
-        UserError: `base-unknown`, or as `check_base`.
-    """
+def _base(adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool) -> ModelArguments:
+    """The base, at the commit that the adapter was trained on."""
     trained_on = base_of(adapter)
     name, revision = base_model or trained_on.name, base_revision or trained_on.revision
     if not name:
@@ -107,11 +189,7 @@ def _base(
 
 
 def _merged(adapter: Path, base: ModelArguments, base_weights: str | None, dtype: str | None) -> PreTrainedModel:
-    """The base, as it was in training, with the adapter merged into it.
-
-    Raises:
-        UserError: the base or the adapter is unreadable, or they do not fit together; or `merged-weights-not-finite`.
-    """
+    """The base, as it was in training, with the adapter merged into it."""
     with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
         peft_config = PeftConfig.from_pretrained(str(adapter))
     if peft_config.task_type not in _KINDS:
@@ -163,7 +241,6 @@ def _untie(model: PreTrainedModel) -> bool:
 
 
 def _tie_equal(model: PreTrainedModel) -> None:
-    """Tie the output layer to the input embedding if the adapter left them equal."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weight = cast(nn.Embedding, model.get_input_embeddings()).weight
     model.config.tie_word_embeddings = torch.equal(head.weight, weight)
@@ -172,11 +249,7 @@ def _tie_equal(model: PreTrainedModel) -> None:
 
 
 def _check_written(model: PreTrainedModel, folder: Path) -> None:
-    """Compare a saved model with the model.
-
-    Raises:
-        RuntimeError: a weight differs.
-    """
+    """Compare a saved model with the model."""
     written = _read_again(model, folder).state_dict()
     wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
     if wrong:

@@ -1,0 +1,339 @@
+"""Load a task's model for training: a sequence classifier, or a causal language model, each with its checks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel, TaskType
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from indictune.config.arguments import ModelArguments, ProblemType
+from indictune.config.shared_arguments import LongText
+from indictune.errors import Problem, UserError, problem
+from indictune.files import cache_folder
+from indictune.models import builtin
+from indictune.models.adapters import HEAD_NAMES, add_lora
+from indictune.models.config_shapes import check_shapes
+from indictune.models.load import (
+    Model,
+    check_vocabulary,
+    load_config,
+    load_tokenizer,
+    read_weights,
+    set_config_dropout,
+    set_module_dropout,
+    set_padding,
+    stored_quantisation,
+)
+from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained
+from indictune.models.unpadded import why_not_joined
+
+logger = logging.getLogger(__name__)
+
+TEMPERATURE = "calibration_temperature"  # of the configuration: logits are divided by it for calibrated scores
+
+
+def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
+    """`load_config` for a sequence classifier.
+
+    Raises:
+        UserError: as `load_config`, or `encoder-decoder` (T5, BART). transformers' heads on these (5.23) refuse a text
+            without its end token, such as a truncated one.
+    """
+    config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    if config.is_encoder_decoder:
+        raise UserError("encoder-decoder", MODEL_FLAG, args.model_name_or_path, model_type=config.model_type)
+    return config
+
+
+def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
+    """The order of the label ids: the checkpoint's if its head has exactly these labels, else as given.
+
+    So a head that was trained for the same labels keeps its meaning.
+
+    Raises:
+        UserError: `label-ids-not-consecutive`.
+    """
+    known = _known_labels(config)
+    return known if sorted(known) == sorted(labels) else list(labels)
+
+
+def class_names(config: PreTrainedConfig) -> list[str]:
+    """The label of each class id, in the order of the ids. A config.json may list them in another order.
+
+    Raises:
+        UserError: `label-ids-not-consecutive`.
+    """
+    names = cast(dict[int, object], config.id2label or {})
+    if sorted(names) != list(range(len(names))):
+        ids = ", ".join(map(str, sorted(names)))
+        raise UserError("label-ids-not-consecutive", str(config.name_or_path), ids=ids)
+    return [str(names[index]) for index in range(len(names))]
+
+
+def load_classifier(
+    args: ModelArguments,
+    labels: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    problem_type: ProblemType | None = None,
+    config: PreTrainedConfig | None = None,
+    kind: type[Any] = AutoModelForSequenceClassification,
+) -> Model:
+    """The model with a head for `labels`, ready to train by `args.method`.
+
+    Weights that the checkpoint lacks (the head, LoRA matrices) are drawn from torch's random state: seed it before.
+    They are in fp32, which mixed precision casts from; the quantised base of `qlora` is computed in bf16.
+
+    Args:
+        args: name the model and the method.
+        labels: the names in the order of their ids, from `label_order`.
+        tokenizer: from `load_tokenizer`; its padding token becomes the model's.
+        problem_type: for the model's configuration; None is `single_label_classification`.
+        config: of the model. Default: that of a sequence classifier.
+        kind: transformers' Auto class of the model.
+
+    Raises:
+        UserError: the model is unreadable, or does not fit the tokenizer.
+    """
+    config = load_classifier_config(args) if config is None else config
+    if (known := _known_labels(config)) and sorted(known) != sorted(labels):
+        logger.warning("%s has a head for %s. It is trained for %s.", config.name_or_path, known, list(labels))
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = problem_type or "single_label_classification"
+    set_config_dropout(config, args.dropout)
+    base, new_weights = read_weights(kind, args, config, torch.float32)
+    check_vocabulary(args, base, tokenizer)
+    set_padding(base, tokenizer)
+    model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)
+    set_module_dropout(model, args.dropout)
+    return model
+
+
+def _known_labels(config: PreTrainedConfig) -> list[str]:
+    """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
+    is_classifier = re.search("For(Sequence|Token)Classification", str(config.architectures))
+    return class_names(config) if is_classifier else []
+
+
+def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:
+    """Train LoRA matrices, the head and every module with new weights.
+
+    A checkpoint of masked language modelling lacks the pooler. The new one must be saved with the adapter: otherwise
+    loading draws other random weights.
+    """
+    new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
+    besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
+    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head)
+
+
+READING_KEY = "text_reading"
+
+
+def note_reading(config: PreTrainedConfig, long_text: LongText, max_length: int) -> None:
+    """Record it for `config.json`: a model that was trained on windows gives the mean of their logits.
+
+    A model that cuts texts, as every program does, records nothing.
+    """
+    if long_text == "truncate":
+        vars(config).pop(READING_KEY, None)  # of the model that the training starts from
+    else:
+        setattr(config, READING_KEY, {"long_text": long_text, "max_length": max_length})
+
+
+def recorded_reading(config: PreTrainedConfig) -> dict[str, Any]:
+    """What `note_reading` recorded; empty for a model that cuts texts."""
+    return dict(vars(config).get(READING_KEY) or {})
+
+
+ENCODER = "tiny-indic-bert"
+MIN_FREQUENCY = 2  # else few texts give whole words, and new texts with other words look unlike them
+VOCABULARY_FLAG = "--vocabulary_from_train"
+
+
+def check_learned_vocabulary(args: ModelArguments) -> list[Problem]:
+    """Refuse to learn the vocabulary of a model that has its own, or of a base that an adapter refers to."""
+    is_small_encoder = args.model_name_or_path == f"{builtin.PREFIX}{ENCODER}" and args.method == "full"
+    if args.vocabulary_from_train is None or is_small_encoder:
+        return []
+    details = {"model": args.model_name_or_path, "method": args.method}
+    return [problem("vocabulary-not-learned", VOCABULARY_FLAG, args.vocabulary_from_train, **details)]
+
+
+def with_vocabulary(
+    args: ModelArguments, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], checkpoint: Path | None
+) -> tuple[ModelArguments, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a run: those given, unless `--vocabulary_from_train` makes others.
+
+    Args:
+        args: name the model.
+        tokenizer: of that model.
+        texts: the cleaned training texts, which are read several times.
+        checkpoint: that the run resumes from, whose vocabulary is kept. None: one process learns it from the texts.
+            Where nodes share no cache, one of each node does: the same texts give the same vocabulary.
+
+    Raises:
+        UserError: the checkpoint has no such vocabulary, or the cache cannot be written.
+    """
+    if args.vocabulary_from_train is None:
+        return args, tokenizer
+    size = builtin.Size(vocab_size=args.vocabulary_from_train)
+    stored = None if checkpoint is None else stored_vocabulary(checkpoint)
+    digest = hashlib.sha256(
+        json.dumps([builtin.MODELS[ENCODER].version, size.vocab_size, MIN_FREQUENCY, stored]).encode()
+    )
+    for text in texts if stored is None else ():
+        digest.update(f"{text}\n".encode())
+
+    def build(folder: Path) -> None:
+        vocabulary = builtin.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
+        builtin.build_with(vocabulary, folder, size)
+
+    folder = cache_folder() / f"{ENCODER}-{digest.hexdigest()[:16]}"
+    builtin.build_model_once(folder, build)
+    made = replace(args, model_name_or_path=str(folder), vocabulary_from_train=None)
+    tokenizer = load_tokenizer(made)
+    came_from = "the training texts" if checkpoint is None else checkpoint.name
+    logger.info("vocabulary: %s entries from %s", f"{len(tokenizer):,}", came_from)
+    return made, tokenizer
+
+
+def stored_vocabulary(checkpoint: Path) -> dict[str, int]:
+    """Token -> id of the tokenizer in a checkpoint.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = checkpoint / "tokenizer.json"
+    try:
+        vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError("unreadable", "--resume_from_checkpoint", path, reason=type(error).__name__) from error
+    return vocabulary
+
+
+OUTPUT_LAYER = "lm_head"
+_UNREAD = "indictune_unread"  # attribute of a model without weights
+
+# transformers keeps documents of these apart by their positions alone. tests/models/test_causal.py compares each one,
+# except the flash-attention kernels, which need a GPU.
+PACKED_MODELS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+PACKED_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
+
+
+def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
+    """`load_config` for a causal language model."""
+    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+
+
+def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
+    """Check a causal model's shapes, before any weights are read.
+
+    Raises:
+        UserError: as `check_shapes`, or `lora-on-output-layer`.
+    """
+    if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
+        # TRL computes the loss from the layer's own weight and ignores the matrices.
+        raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)
+    check_shapes(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
+
+
+def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
+    """Refuse to pack rows if documents of one pack could see each other.
+
+    Raises:
+        UserError: `packing-impossible`.
+    """
+    reason = why_not_joined(args, config, PACKED_MODELS, PACKED_ATTENTION)
+    if reason is not None:
+        raise UserError("packing-impossible", "--packing", "true", reason=reason)
+
+
+def load_causal(
+    args: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    training_dtype: torch.dtype,
+    ends: list[int],
+    reads: bool = True,
+) -> Model:
+    """The model, ready to train by `args.method`.
+
+    LoRA matrices are drawn from torch's random state: seed it before.
+
+    Args:
+        args: name the model and the method.
+        tokenizer: its padding token becomes the model's.
+        training_dtype: of the activations.
+        ends: tokens that end an answer. They are saved with the model in addition to its own.
+        reads: False skips the weights, because another process sends them. A quantised base is always read.
+
+    Raises:
+        UserError: the model is unreadable, or does not fit the tokenizer.
+    """
+    config = load_causal_config(args)
+    set_config_dropout(config, args.dropout)
+    # Trained weights are in fp32: half precision loses small updates. A frozen base is computed in `training_dtype`.
+    dtype = torch.float32 if args.method == "full" else training_dtype
+    if reads or args.method == "qlora" or stored_quantisation(config):
+        base, new = read_weights(AutoModelForCausalLM, args, config, dtype)
+        if new:
+            raise UserError("causal-weights-missing", MODEL_FLAG, args.model_name_or_path, weight=min(new))
+    else:
+        base = _unread_model(args, config, dtype)
+    check_vocabulary(args, base, tokenizer)
+    set_padding(base, tokenizer)
+    if base.generation_config is not None:
+        base.generation_config.eos_token_id = sorted({*ends, *_own_ends(base, tokenizer)})
+    model: Model = base
+    if args.method != "full":
+        model = add_lora(base, args, TaskType.CAUSAL_LM)
+    set_module_dropout(model, args.dropout)
+    return model
+
+
+def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end the answers of a base, such as Gemma's `<end_of_turn>`.
+
+    Ordinary tokens are left out: a configuration names one only as a placeholder.
+    """
+    assert model.generation_config is not None
+    # Gemma 3 nests the configuration of its text, and some models name no end at all (transformers 5.23).
+    of_text = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    stored = (model.generation_config.eos_token_id, of_text)
+    ids: set[int | None] = {token for each in stored for token in (each if isinstance(each, list) else [each])}
+    return {token for token in ids if token in tokenizer.added_tokens_decoder}
+
+
+def is_unread(model: nn.Module) -> bool:
+    """Whether the weights of a model, or of an adapter's base, were left for another process to send."""
+    return any(_UNREAD in vars(each) for each in model.modules())
+
+
+def _unread_model(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with uninitialised weights. The system assigns memory only when they are written."""
+    with explained(args, *BROKEN), no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
+        )
+    vars(model)[_UNREAD] = True
+    model.tie_weights()  # no_init_weights skips it
+    model.config.use_cache = False
+    return model
