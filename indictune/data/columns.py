@@ -18,10 +18,7 @@ KEPT = "kept:"  # begins the role of a column that `predict` repeats in its outp
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 # Role, which is the default name of its column -> names that mean the same, without a plural's s.
-_USUAL = {
-    "text": ("text", "tweet", "sentence", "comment", "review"),
-    "label": ("label", "sentiment", "category"),
-}
+_USUAL = {"text": ("text", "tweet", "sentence", "comment", "review"), "label": ("label", "sentiment", "category")}
 _CHATS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"instruction", "output"}, {"question", "answer"})
 _OF_CHATS = "These are columns of conversations. Use `indictune train llama`, or `indictune inspect --task chat`."
 _WHOLE = re.compile(r"-?\d+\.0")

@@ -28,8 +28,7 @@ from indictune.data.cache import (
     write_facts,
     write_table,
 )
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
-from indictune.data.health.row_findings import rare_labels, same_texts
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, rare_labels, same_texts
 from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
 from indictune.data.read.file_form import form_of
 from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from indictune.evaluation.calibration import Bin, Calibration
-from indictune.evaluation.intervals import RESAMPLES, Estimate
+from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
 from indictune.files import json_or_nothing
 
 EVALUATION = "evaluation.json"

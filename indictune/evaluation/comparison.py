@@ -16,8 +16,8 @@ import numpy as np
 from indictune.console_text import printable, table
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import SPLITS
-from indictune.evaluation.intervals import Estimate, estimate, resampled_counts
-from indictune.evaluation.label_scores import Confusion
+from indictune.evaluation.scorers import Confusion
+from indictune.evaluation.uncertainty import Estimate, estimate, resampled_counts
 from indictune.files import PREDICTIONS
 
 _FLAG = "--compare"

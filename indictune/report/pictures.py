@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from indictune.evaluation.breakdown import Breakdown, Group
-from indictune.evaluation.calibration import BINS, Calibration
+from indictune.evaluation.uncertainty import BINS, Calibration
 from indictune.hub.public_text import harmless
 from indictune.report.reported_run import Curve, ReportedRun, largest_languages, spaced, titled
 

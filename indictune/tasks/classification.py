@@ -37,8 +37,7 @@ from indictune.models.config_shapes import check_shapes
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
-from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Objective, Origins, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
 logger = logging.getLogger(__name__)

@@ -13,15 +13,14 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.calibration import calibration_of, fit_temperature
-from indictune.evaluation.label_scores import best_threshold, one_label, several_labels
 from indictune.evaluation.score_names import WORST, label_block, without_markup
-from indictune.evaluation.sum_scores import numbers
+from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
+from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.classifier import TEMPERATURE, class_names
 from indictune.models.load import Model
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
-from indictune.tasks.objective import Batch, Collator, Objective, row_facts
+from indictune.tasks.protocol import Batch, Collator, Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -114,11 +113,7 @@ class SingleLabel(TextObjective):
             yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         predicted, losses, logs = results
         references, names = np.asarray(dataset["labels"][:]), self._class_names
@@ -164,11 +159,7 @@ class Regression(TextObjective):
             yield {"label": label, "predicted": predicted}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         predicted, losses = results
         scorer, facts = numbers(predicted, np.asarray(dataset["labels"][:])), row_facts(dataset, scripts)
@@ -202,11 +193,7 @@ class MultiLabel(TextObjective):
             yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         probabilities, losses = results
         references, names = np.asarray(dataset["labels"][:]), self._class_names

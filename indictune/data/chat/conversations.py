@@ -29,10 +29,16 @@ from indictune.data.cache import (
     write_facts,
     write_table,
 )
-from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
-from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
-from indictune.data.health.row_findings import repeated_rows
+from indictune.data.chat.messages import (
+    UNUSED_CONTENT,
+    RowError,
+    UnusedColumns,
+    chat_records,
+    is_prompt_text,
+    messages_of,
+    parse_columns,
+)
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, repeated_rows
 from indictune.data.languages import language_of
 from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split

@@ -27,14 +27,15 @@ from transformers import PreTrainedTokenizerBase
 from indictune.console_text import table
 from indictune.data.cache import StoredRows, build_once
 from indictune.data.columns import shortened
-from indictune.data.health.findings import MAX_EXAMPLES, Finding
-from indictune.data.health.row_findings import label_balance, label_sources, labels_of_no_class, near_duplicates
-from indictune.data.health.tokenizer_health import (
-    LanguageHealth,
-    language_health,
-    language_table,
-    sample_of_languages,
+from indictune.data.health.findings import (
+    MAX_EXAMPLES,
+    Finding,
+    label_balance,
+    label_sources,
+    labels_of_no_class,
+    near_duplicates,
 )
+from indictune.data.health.tokenizer_health import LanguageHealth, language_health, language_table, sample_of_languages
 from indictune.data.labels import REGRESSION, names
 from indictune.errors import Problems, problem
 from indictune.files import HEALTH

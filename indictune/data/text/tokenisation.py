@@ -205,10 +205,7 @@ def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) 
 
 
 def check_lengths(
-    given: Mapping[str, StoredRows],
-    datasets: Mapping[str, Dataset],
-    max_length: int,
-    long_text: LongText = "truncate",
+    given: Mapping[str, StoredRows], datasets: Mapping[str, Dataset], max_length: int, long_text: LongText = "truncate"
 ) -> None:
     """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
     problems = Problems()
