@@ -48,7 +48,6 @@ def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str
     """Role -> the only column that has a usual name for it, of each wanted column that is absent and has no own name.
 
     Args:
-        present: names of the columns.
         wanted: role -> name of its column.
     """
     found: dict[str, str] = {}
@@ -76,8 +75,6 @@ def existing_columns(
     """Role -> column of each of `columns`, and of those of `optional` that are present.
 
     Args:
-        source: file or split, for messages.
-        present: names of its columns.
         columns: role -> name, of columns that it must have.
         optional: the same, of columns that it may lack.
         bad: gets a remark on columns that stand for absent ones by their usual names. None allows no such columns.
@@ -144,7 +141,6 @@ def text_batches(
         batches: all rows of a file or split, with the columns named.
         names: role -> name of its column.
         optional: roles that get a column of nulls if `names` lacks them.
-        source: file or split, for messages.
         lists: roles of columns that may hold lists.
 
     Raises:

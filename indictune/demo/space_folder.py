@@ -51,7 +51,6 @@ def write_space(model: Path, target: Path) -> None:
     """Write app, requirements, README and the model's files, all or nothing.
 
     Args:
-        model: folder of a finished model.
         target: a new or an empty folder.
 
     Raises:

@@ -38,7 +38,6 @@ class Group:
     """Scores of some rows.
 
     Attributes:
-        num_examples: how many rows.
         scores: by name, the main one first.
         per_label: by label; empty for a task without labels.
         confusion: rows of each label (first index) and predicted label, of one label a row and at most 50 labels.
@@ -70,10 +69,8 @@ class Breakdown:
         score: name of the main score.
         lower_is_better: whether the main score is best where it is lowest.
         labels: in the order of the class ids.
-        overall: of all rows.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
-        loss: of all rows.
         calibration: of one label a row.
         written: of answers that a language model wrote, to some of the rows.
     """
@@ -131,13 +128,10 @@ def break_down(
     """Score all rows and each group of them.
 
     Args:
-        kind: of the task.
         facts: of the rows, of which there is one at least.
-        scorer: of rows.
         labels: in the order of the class ids.
         calibration: of one label a row.
         lower_is_better: whether the main score is best where it is lowest.
-        loss: of all rows.
         draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
     overall = scorer(np.arange(len(facts.languages)), draws)

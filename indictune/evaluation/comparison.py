@@ -28,7 +28,6 @@ class Difference:
     """The macro-F1 of two classifiers on some rows.
 
     Attributes:
-        num_examples: how many rows.
         first: macro-F1 of the first.
         second: macro-F1 of the second.
         difference: the second less the first, with its 95% interval from a paired bootstrap.

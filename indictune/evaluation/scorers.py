@@ -64,7 +64,6 @@ class Confusion:
         present: label of each cell, int [cells].
         predicted: predicted label of each cell, int [cells].
         counts: of the rows in each cell, int [cells].
-        num_labels: of the model.
     """
 
     def __init__(self, present: np.ndarray, predicted: np.ndarray, counts: np.ndarray, num_labels: int) -> None:
@@ -161,7 +160,6 @@ def group_of_counts(
 
     Args:
         names: of the F1 over all counts, and of the mean F1 of the labels; None leaves that out.
-        draws: of rows, for the intervals.
     """
     parts = (present, predicted, hits)
     if labels:

@@ -62,11 +62,6 @@ def _converter() -> str | None:
 def write_gguf(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user.
 
-    Args:
-        args: of the command.
-        source: folder of the whole model.
-        folder: for the file.
-
     Raises:
         UserError: `export-not-converted`.
     """
@@ -97,9 +92,7 @@ class Agreement(NamedTuple):
     """How two classifiers agree.
 
     Attributes:
-        texts: that were compared.
         equal: texts with equal labels; of a classifier of tokens, with equal labels of all tokens.
-        largest_difference: of two logits.
     """
 
     texts: int
@@ -118,11 +111,6 @@ def check_onnx_packages() -> None:
 
 def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     """Write the graph, the tokenizer and the configuration of a model. Returns a line for the user.
-
-    Args:
-        args: of the command.
-        source: folder of the whole model.
-        folder: for the files.
 
     Raises:
         UserError: `export-not-a-classifier`, `export-not-traced` or `export-differs`, or the texts cannot be read.

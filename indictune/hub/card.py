@@ -58,7 +58,6 @@ def write_card(folder: Path, repository: str | None = None, run: Path | None = N
     """Write the card of a finished run or of a model made from one. It replaces those of PEFT and TRL.
 
     Args:
-        folder: of the model.
         repository: on the Hub; None if it has none.
         run: folder of the run that made the model; None if it is `folder`.
 

@@ -56,14 +56,9 @@ class CardFacts:
     """A model's folder, as its card sees it.
 
     Attributes:
-        folder: of the model.
         repository: on the Hub; None if it has none.
         config: content of `config.json`, or of the base's for an adapter on a language model.
-        chosen: what the user chose of the recipe.
-        settings: the complete configuration of the run.
-        metrics: content of `metrics.json`.
         breakdowns: of `evaluation.json`, by the names of the blocks of `metrics.json`.
-        baseline: content of `baseline.json`.
     """
 
     folder: Path

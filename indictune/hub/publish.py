@@ -77,7 +77,6 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
         folder: that holds the files. It is not changed.
         names: of the files, relative to the folder.
         to: where they go. The repository and the branch are made if they are missing.
-        message: title of the commit.
 
     Raises:
         PushError: the Hub refused, or did not answer.
@@ -180,10 +179,6 @@ def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
 
     A resumed run continues without the Hub: its push makes the repository too.
 
-    Args:
-        trainer: of the run.
-        make: makes it, and gives the trainer its name.
-
     Raises:
         UserError: it could not be made or is not the user's, for a run that has saved nothing yet.
     """
@@ -218,7 +213,6 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
     """Write a list of what is not pushed yet: a run that is killed while it ends would not be pushed otherwise.
 
     Args:
-        trainer: of the run.
         saved: names of the files that this run saved as its model.
     """
     if trainer.is_world_process_zero():
@@ -233,10 +227,6 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
     this machine, and `training_args.bin`, a pickle.
-
-    Args:
-        folder: of the run.
-        args: name the repository.
 
     Raises:
         PushError: the Hub refused, or did not answer.
@@ -264,7 +254,6 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     The folder may also hold files of the user, of whatever names.
 
     Args:
-        folder: of the model.
         saved: names of the files that may be of the model.
 
     Returns:

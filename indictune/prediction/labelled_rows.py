@@ -37,7 +37,6 @@ def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[
     """Label texts with a finished run's classifier.
 
     Args:
-        folder: of the run.
         texts: as they are written; they are cleaned and cut as in training.
         flags: those of `indictune predict`, such as `max_length` or `bf16`.
 
@@ -61,7 +60,6 @@ def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of texts with their labels.
 
     Args:
-        classifier: of the texts.
         batch: columns `text` and `language`, nullable strings, and any others.
 
     Returns:
@@ -186,10 +184,8 @@ class TextFile:
     """A file of texts.
 
     Attributes:
-        path: as the user named it.
         columns: role -> name of a column that the file must have.
         optional: the same for columns that may be missing.
-        form: of csv and tsv files.
     """
 
     path: str

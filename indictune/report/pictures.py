@@ -70,7 +70,6 @@ class Picture:
 
     Attributes:
         name: of its PNG, without the ending.
-        title: above it.
         alt: what it shows, in words.
         svg: in the page's colours.
         png: the light one.

@@ -104,10 +104,8 @@ class Mistake:
     """A row that the model gets wrong.
 
     Attributes:
-        text: of the row.
         lang: its language for a browser, or empty.
         where: its file and line, without the folder.
-        language: as the rows name it.
         right: label, labels, number or tags; empty for a language model.
         predicted: likewise.
         how_wrong: how sure the model was, or how far off.
@@ -187,7 +185,6 @@ def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool 
     Args:
         folders: of runs or evaluations. Several are compared.
         file: to write. Default: `report.html` in the folder of a single run, `comparison.html` here for several.
-        texts: show texts of the rows.
 
     Raises:
         UserError: a folder holds no run.
@@ -239,12 +236,7 @@ class Page:
 
 
 def report_page(run: ReportedRun, texts: bool = True) -> Page:
-    """The report of a run.
-
-    Args:
-        run: to show.
-        texts: show texts of the rows.
-    """
+    """The report of a run."""
     breakdown = run.breakdown
     with drawing():
         curves, languages = list(pictures.draw_curves([run])), pictures.draw_languages([run])

@@ -45,11 +45,8 @@ class ReportedRun:
 
     Attributes:
         name: of the folder, or one that tells it from other runs.
-        facts: what its model card says too.
         log: of the training, a dict a logged step.
         evaluations: during the training, likewise.
-        mistakes: the worst rows of each split.
-        health: content of `health.json`.
         answers: that a language model wrote, each with its prompt and the right one.
     """
 

@@ -28,7 +28,6 @@ class _Server(uvicorn.Server):
     """Reports its address when it listens.
 
     Args:
-        config: of uvicorn.
         ready: the report of an URL.
     """
 
@@ -48,7 +47,6 @@ def run_server(app: FastAPI, listener: socket.socket, ready: Callable[[str], str
     """Answer requests until SIGINT or SIGTERM. Requests that were accepted are answered first.
 
     Args:
-        app: answers.
         listener: a bound socket.
         ready: the report of an URL, printed when it listens.
     """
@@ -91,13 +89,7 @@ _REMEMBERED = 10_000  # clients
 
 
 class RefusedError(HTTPException):  # FastAPI turns other errors while it reads a body into status 400
-    """A request that gets no answer but the reason.
-
-    Args:
-        status: of HTTP.
-        problem: that the client reads.
-        headers: of the response.
-    """
+    """A request that gets no answer but the reason."""
 
     def __init__(self, status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, str(problem), headers)
@@ -140,7 +132,6 @@ class Limits:
     """ASGI middleware that refuses POST requests over the rate of their client or over a size.
 
     Args:
-        app: gets the other requests.
         max_bytes: of a request's body.
         per_minute: requests of a client; 0 for no limit.
     """

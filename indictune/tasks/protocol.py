@@ -154,7 +154,6 @@ class TestTokens:
 
     Attributes:
         notes: for the user.
-        origins: where the rows come from, if known.
         samples: conversations that the model answers.
     """
 

@@ -33,12 +33,8 @@ class TextObjective(Objective):
     """A text gets one result.
 
     Args:
-        config: of the model.
         tokenizer: of the model, which is saved with the padding side that the model reads.
         padded: whether rows of a training micro-batch are padded; else they are joined.
-
-    Attributes:
-        kind: transformers' Auto class of the model.
     """
 
     kind: type[Any] = AutoModelForSequenceClassification

@@ -44,7 +44,6 @@ def choose_template(
     """The jinja text that writes out the messages of a run.
 
     Args:
-        tokenizer: of the model.
         name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own, or TRL's
             version of that, which marks answers.
         as_written: the rows are prompt and completion texts; without a name, they stay as they are.

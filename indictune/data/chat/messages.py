@@ -279,7 +279,6 @@ def chat_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Ite
     """The rows of a split, one for each answer of an instruction, with the columns renamed.
 
     Args:
-        rows: of the split.
         bad: gets the rows that cannot be read.
         names: column of a form -> column of the file.
 

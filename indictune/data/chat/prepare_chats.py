@@ -157,7 +157,6 @@ class Chats:
     Attributes:
         datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of the conversations). Packed
             training rows have `seq_lengths` too; the others `language`.
-        rows: the conversations, by split.
         folder: holds the rejected rows, if there are any.
         summary: how rows were packed; empty without packing.
         notes: sentences for the user about rows that were left out or cut.

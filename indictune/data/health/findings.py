@@ -98,11 +98,7 @@ _MEANT = re.compile("[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf\U0001f000-\U0001fa
 
 
 class Mojibake:
-    """Counts such texts, and keeps the first.
-
-    Attributes:
-        count: number of texts.
-    """
+    """Counts such texts, and keeps the first."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -134,11 +134,7 @@ def measure(
     """Measure the rows of a run. Of more than 50,000 training rows, a random sample is compared with the others.
 
     Args:
-        splits: by name.
-        tokenizer: of the model.
         cut: tokens that a row may have, or the share of each language's rows that is cut.
-        found: before.
-        problem_type: of the run.
         has_labels: whether rows have a column `label`.
     """
     train = splits["train"]

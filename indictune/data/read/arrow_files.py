@@ -38,7 +38,6 @@ def names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dic
 
     Args:
         names: of the classes 0, 1, ...
-        source: file or split, for messages.
         may_be_names: whether the values may also be names, as in files of text.
 
     Raises:

@@ -177,7 +177,6 @@ def split_batches(
     """The rows of a split in the form of `read_batches`; class ids become the names that the dataset declares.
 
     Args:
-        rows: of the split.
         bad: gets the rows that cannot be used, and the files of the split if it has several.
         columns: as of `read_batches`, like `optional`. The test split of a dataset may lack the label.
         optional: columns that may be missing.

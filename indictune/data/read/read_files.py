@@ -256,7 +256,6 @@ def read_batches(
     xlsx and ods: the first sheet.
 
     Args:
-        path: the file.
         columns: role ("text", "label", "language") -> name of a column that the file must have.
         optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.

@@ -46,7 +46,6 @@ class TrainFiles:
         path: a file, a pattern, or a folder of a saved dataset.
         weight: how often each of their rows comes in an epoch, before languages are balanced.
         language: of rows that name none; None detects it.
-        files: that the path stands for.
     """
 
     path: str
@@ -194,11 +193,8 @@ def sources_by_split(
     """The sources by split. A file that a flag names replaces the dataset's own split.
 
     Args:
-        args: name the rows.
         problems: get a dataset that cannot be found. A missing file is reported when it is read. Nothing is downloaded
             if there are problems already.
-        builtin: name of the built-in dataset of this kind.
-        read: yields the rows of a split.
     """
     sources: dict[str, Source[Item]] = {}
     name = args.dataset_name

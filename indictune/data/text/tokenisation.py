@@ -54,9 +54,7 @@ def window_encoder(
     quarters after the previous one, and the last one ends with the text.
 
     Args:
-        tokenizer: of the model.
         whole: token ids of texts, uncut.
-        max_length: of a window.
         long_text: `head_tail` or `window`.
 
     Raises:
@@ -110,8 +108,6 @@ def usual_length(texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, pos
     Of many texts, up to 20,000 are measured, evenly spaced.
 
     Args:
-        texts: of the training rows.
-        tokenizer: of the model.
         positions: of the model; None for no limit.
     """
     step = -(-len(texts) // _MEASURED_TEXTS)
@@ -162,11 +158,9 @@ def tokenise_splits(
 
     Args:
         splits: each label of their rows is one of `labels`.
-        tokenizer: of the model.
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
         problem_type: says which targets the labels become, as in the model's configuration.
-        long_text: how longer texts are read.
 
     Returns:
         By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
@@ -280,10 +274,7 @@ def windows_of(
     """How texts become windows of at most `max_length` tokens. All have one, but for long texts in `window`.
 
     Args:
-        tokenizer: of the model.
         max_length: of a window, special tokens included.
-        sample: some texts.
-        long_text: how longer texts are read.
 
     Raises:
         UserError: the tokenizer is not known to allow it.
