@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import StoredRows, map_table, stored_batches, text_keys, write_table
+from indictune.data.cache import StoredRows, map_table, repeated_batches, rewrite_table, text_keys, write_table
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Mixture:
         repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
         if labels is not None:
             _keep_a_row_each(repeats, labels)
-        _repeat(path, repeats)
+        rewrite_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
         cells = [(int(number), int(present[number]), int(after[number])) for number in np.flatnonzero(present)]
         return [
@@ -124,21 +124,6 @@ def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
     repeats[first[lost]] = 1
 
 
-def _repeat(path: Path, repeats: Counts) -> None:
-    """Write a table again with each row as often as said."""
-
-    def repeated() -> Iterator[pa.RecordBatch]:
-        start = 0
-        for batch in stored_batches(path):
-            counts = repeats[start : start + batch.num_rows]
-            yield batch.take(pa.array(np.repeat(np.arange(batch.num_rows), counts)))
-            start += batch.num_rows
-
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, map_table(path).schema, repeated())
-    unfinished.rename(path)
-
-
 Rows = TypeVar("Rows", bound=StoredRows)
 
 
@@ -184,6 +169,23 @@ class ValidationSplit:
         is_chosen = np.zeros(len(first), np.bool_)
         is_chosen[ordered] = np.diff(passed) > 0
         return is_chosen[text_of]
+
+    def divide(
+        self,
+        train: Rows,
+        folder: Path,
+        texts: Iterable[str],
+        strata: pa.Array | pa.ChunkedArray,
+        labels: pa.ListArray | None = None,
+    ) -> dict[str, Rows]:
+        """`train`, and `validation` if any row is held out; the folder gets their tables. Arguments as of `choose`."""
+        path, other = folder / "train.arrow", folder / "validation.arrow"
+        chosen = self.choose(texts, strata, labels)
+        if not chosen.any():
+            return {"train": train}
+        write_table(other, train.table.schema, repeated_batches(path, chosen))
+        rewrite_table(path, train.table.schema, repeated_batches(path, ~chosen))
+        return self.divided(train, map_table(path), map_table(other))
 
     def divided(self, train: Rows, left: pa.Table, held_out: pa.Table) -> dict[str, Rows]:
         """The rows of both splits, given by their tables; those held out are named after this flag."""

@@ -89,7 +89,6 @@ def _files(model: Path, is_talker: bool) -> dict[str, str]:
 
 
 def _source(module: str) -> str:
-    """The program of a module, with its shared modules."""
     package, _, name = module.rpartition(".")
     text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
     for shared, file in _SHARED.items():

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
-from indictune.files import json_or_nothing
 
 EVALUATION = "evaluation.json"
 SPLITS = {"test": "test", "eval": "validation"}  # blocks of it and of metrics.json, and what a reader calls them
@@ -243,8 +242,3 @@ def wrongness(row: Mapping[str, Any]) -> float:
         return float(sum(a != b for a, b in zip(label, predicted, strict=True)))
     scores = {name: row["scores"][name] for name in {*label} ^ {*predicted}}
     return float(max(score if name in predicted else 1 - score for name, score in scores.items()))
-
-
-def read_mistakes(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The worst rows in the folder of a run or an evaluation, by split; empty if it has none."""
-    return json_or_nothing(folder / MISTAKES)

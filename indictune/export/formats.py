@@ -126,18 +126,12 @@ def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     found = compare_labels(model, graph, tokenizer, texts, max_length)
     if not args.int8 and found.equal < found.texts and found.largest_difference > _ROUNDING:
         raise UserError("export-differs", "--model", args.model, equal=found.equal, texts=found.texts)
-    write_json(folder / EXPORTED, {"format": "onnx", "int8": args.int8, **found._asdict(), **_versions()})
+    versions = {"versions": versions_of(["torch", "transformers", *PACKAGES])}
+    write_json(folder / EXPORTED, {"format": "onnx", "int8": args.int8, **found._asdict(), **versions})
     size = sum(path.stat().st_size for path in folder.glob(f"{GRAPH}*")) / 1e6
     form = "ONNX in 8 bit" if args.int8 else "ONNX"
-    return f"{form}, {size:,.1f} MB. {_agreement(found)}"
-
-
-def _agreement(found: Agreement) -> str:
-    return f"Labels equal those of the model in {found.equal:,} of {found.texts:,} texts."
-
-
-def _versions() -> dict[str, Any]:
-    return {"versions": versions_of(["torch", "transformers", *PACKAGES])}
+    agreement = f"Labels equal those of the model in {found.equal:,} of {found.texts:,} texts."
+    return f"{form}, {size:,.1f} MB. {agreement}"
 
 
 def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
@@ -157,8 +151,6 @@ def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
 
 
 class _Logits(nn.Module):
-    """A classifier that returns its logits alone."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model

@@ -137,14 +137,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def _asked_wait_s(error: BaseException) -> int:
-    """How long the Hub asks to wait, in seconds."""
     answers = (each.response for each in _chain(error) if isinstance(each, HfHubHTTPError))
     asked = next((answer.headers.get("Retry-After", "") for answer in answers), "")
     return int(asked) if asked.isdecimal() else 0
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -268,10 +266,5 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
 def model_files(folder: Path) -> list[str]:
     """Names in a folder that may be of its model: Python files only for a model that brings its own code."""
     config = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    names = (path.name for path in folder.iterdir())
-    return [
-        name
-        for name in names
-        if (name.startswith(("model", "adapter_model")) if ".safetensors" in name else True)
-        and (not name.endswith(".py") or "auto_map" in config)
-    ]
+    names = (path.name for path in folder.iterdir() if "auto_map" in config or path.suffix != ".py")
+    return [name for name in names if ".safetensors" not in name or name.startswith(("model", "adapter_model"))]

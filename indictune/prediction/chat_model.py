@@ -92,8 +92,6 @@ class ChatModel:
 
 
 class _Pieces(TextStreamer):
-    """Hands on the text of an answer."""
-
     def __init__(self, tokenizer: Any, show: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._show = show

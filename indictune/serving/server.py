@@ -25,12 +25,6 @@ _SHUTDOWN_S = 30  # for clients that do not finish their request
 
 
 class _Server(uvicorn.Server):
-    """Reports its address when it listens.
-
-    Args:
-        ready: the report of an URL.
-    """
-
     def __init__(self, config: uvicorn.Config, ready: Callable[[str], str]) -> None:
         super().__init__(config)
         self._ready = ready
@@ -143,7 +137,6 @@ class Limits:
         self._rate = Rate(per_minute) if per_minute else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer why not."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

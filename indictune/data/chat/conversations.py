@@ -21,7 +21,6 @@ from indictune.data.cache import (
     build_once,
     leaked_rows,
     map_table,
-    move_rows,
     read_facts,
     stored_batches,
     text_keys,
@@ -172,14 +171,9 @@ def load_conversations(
 
 
 def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
-    """The training rows in two: `train`, and `validation` if any row is held out."""
-    path = folder / "train.arrow"
-    texts = (text for batch in stored_batches(path) for text in _whole_text(batch).to_pylist())
-    chosen = split.choose(texts, train.table["language"])
-    if not chosen.any():
-        return {"train": train}
-    move_rows(path, folder / "validation.arrow", chosen)
-    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
+    batches = stored_batches(folder / "train.arrow")
+    texts = (text for batch in batches for text in _whole_text(batch).to_pylist())
+    return split.divide(train, folder, texts, train.table["language"])
 
 
 def _read_split(
@@ -199,7 +193,6 @@ def _read_split(
 def _rows(
     records: Iterator[Record], bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
 ) -> Iterator[dict[str, object]]:
-    """The usable rows of the table."""
     for line, record in records:
         try:
             messages, as_written = messages_of(record), is_prompt_text(record)

@@ -372,7 +372,6 @@ def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) 
 
 
 def _without_word(feature: str) -> str:
-    """A feature without the word of a row that it names."""
     return f"the same {feature.split()[0]} word" if feature.startswith(_WORDS) else feature
 
 

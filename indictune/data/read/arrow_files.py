@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import smaller_batches
+from indictune.data.cache import smaller_batches, with_column
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, shortened, text_batches
 from indictune.data.read.open_files import PACKED, kind_of_file, opened
 from indictune.errors import UserError
@@ -62,7 +62,7 @@ def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None]
         expected = ", ".join(list(dict.fromkeys(shortened(name) for name in known.values() if name))[:_MAX_LISTED])
         bad.add(row.pop("line"), "class-undeclared", row, role=role, name=shortened(values[index]), expected=expected)
     named = pa.array([known.get(value) for value in values], pa.string())
-    return batch.set_column(batch.schema.get_field_index(role), role, named).filter(pa.array(good, pa.bool_()))
+    return with_column(batch, role, named).filter(pa.array(good, pa.bool_()))
 
 
 def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -119,12 +119,11 @@ def arrow_batches(
 def _with_names_in_lists(
     batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
 ) -> Iterator[pa.RecordBatch]:
-    """Replace the class ids in columns of lists by names."""
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):
-                index, lists = batch.schema.get_field_index(column), batch[column].to_pylist()
-                batch = batch.set_column(index, column, pa.array([named_class(row, names) for row in lists]))
+                named = [named_class(row, names) for row in batch[column].to_pylist()]
+                batch = with_column(batch, column, pa.array(named))
         yield batch
 
 

@@ -229,7 +229,6 @@ class _Rows:
 
 
 def _drained(lines: deque[Line]) -> Iterator[Line]:
-    """Take lines out, one by one."""
     while lines:
         yield lines.popleft()
 
@@ -244,7 +243,6 @@ class _Fault(NamedTuple):
 
 
 def _fault(rows: _Rows, fields: Sequence[str], header: Sequence[str]) -> _Fault | None:
-    """What is wrong with a row, or None."""
     counts = {"fields": len(fields), "expected": len(header)}
     if rows.error is not None:
         hides_rows = len(rows.lines) > 1 or "".join(rows.lines).count('"') % 2 == 1

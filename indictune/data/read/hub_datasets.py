@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows, numbered_files
-from indictune.data.cache import file_digest
+from indictune.data.cache import file_digest, with_column
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.read.arrow_files import arrow_errors, names_by_value, with_names
-from indictune.data.read.file_form import STANDARD, FileForm
+from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm
 from indictune.data.read.open_files import saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, Record, read_batches, read_records
 from indictune.errors import Problems, UserError, problem
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _FLAG = "--dataset_name"
 _EXTENSIONS = {"csv": (".csv", ".tsv"), "json": (".json", ".jsonl", ".ndjson")}  # by the builder's name
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # Settings of `datasets` that change no value.
 _HARMLESS = ("name", "version", "description", "data_dir", "data_files", "features", "sep", "chunksize")
 
@@ -127,7 +126,7 @@ def _splits_of_files(builder: DatasetBuilder, name: str) -> dict[str, SplitRows]
         raise UserError("dataset-settings", _FLAG, name, settings=", ".join(changed), kind=kind)
     for file in (file for of_split in config.data_files.values() for file in of_split):
         extension = Path(file).suffix.lower()
-        if extension not in _EXTENSIONS[kind] or (kind == "csv" and _DELIMITERS[extension] != config.sep):
+        if extension not in _EXTENSIONS[kind] or (kind == "csv" and DELIMITERS[extension] != config.sep):
             raise UserError("dataset-file-kind", _FLAG, name, file=file, expected=", ".join(_EXTENSIONS[kind]))
     declared = _declared(builder.info.features or {})
     files = datasets.DownloadManager().download(config.data_files)
@@ -141,7 +140,6 @@ def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]
 
 
 def _changed_settings(config: Any) -> list[str]:
-    """Settings of the dataset's README.md that change how its files are read."""
     plain = type(config)()
     names = [each.name for each in fields(config) if each.name not in _HARMLESS]
     return sorted(name for name in names if getattr(config, name) != getattr(plain, name))
@@ -232,7 +230,7 @@ def _batches_of_files(
     for file, offset in numbered_files(rows.files, bad):
         with problems.collecting():
             for batch in read_batches(file, columns, optional, bad, lists, form):
-                yield _with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
+                yield with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
     missing = [str(each.value) for each in problems if each.code == "column-missing"]
     if missing and (others := {*rows.files} - {str(each.value) for each in problems}):
         problems.append(problem("files-differ", value=missing[0], other=min(others)))
@@ -253,7 +251,3 @@ def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
         raise UserError("no-rows", value=rows.split)
     for table in rows.with_format("arrow").iter(CHUNK_ROWS):
         yield from table.combine_chunks().to_batches()
-
-
-def _with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    return batch.set_column(batch.schema.get_field_index(name), name, column)

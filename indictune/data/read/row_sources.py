@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments, SourceArguments
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
+from indictune.data.cache import with_column
 from indictune.data.columns import shortened
 from indictune.data.labels import MULTI_LABEL, look_like_lists
 from indictune.data.read.file_form import form_of
@@ -115,8 +116,7 @@ def _batch(batch: pa.RecordBatch, languages: Sequence[str | None]) -> pa.RecordB
     of_entry = pa.array(languages, pa.string()).take(pa.array(files))
     given = batch["language"]
     is_named = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(given), ""), False)
-    column = batch.schema.get_field_index("language")
-    return batch.set_column(column, "language", pc.if_else(is_named, given, of_entry))
+    return with_column(batch, "language", pc.if_else(is_named, given, of_entry))
 
 
 def _record(item: Any, languages: Sequence[str | None]) -> tuple[int, dict[str, object]]:
@@ -236,7 +236,6 @@ def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split
 
 
 def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
-    """The rows of `--train_files`."""
     with attributed_to(FLAG):
         entries = entries_of(words)
     rows = SplitFiles(tuple(file for entry in entries for file in entry.files))

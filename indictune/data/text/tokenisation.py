@@ -136,7 +136,7 @@ _FATES = {
     "head_tail": "longer ones lose their middles",
     "window": "longer ones are read in windows",
 }
-Encode = Callable[[list[str]], list[list[int]]]
+Encode = Callable[[list[str]], list[Ids]]
 
 
 def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
@@ -190,7 +190,6 @@ def tokenise_splits(
 
 
 def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
-    """Each label with its number of rows."""
     if problem_type == REGRESSION:
         return ", ".join(labels)
     counts = label_counts(rows, problem_type)
