@@ -171,11 +171,7 @@ def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict
 
 
 def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:
-    """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
-
-    Raises:
-        UserError: the column holds something else.
-    """
+    """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, with each text in quotes
     if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):

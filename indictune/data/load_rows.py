@@ -210,11 +210,7 @@ def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
 
 
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, path: Path) -> Rows:
-    """The training rows; with `drop`, without those whose text also stands in held-out rows.
-
-    Raises:
-        UserError: no row would be left.
-    """
+    """The training rows; with `drop`, without those whose text also stands in held-out rows."""
     if not held_out:
         return train
     leaked = list(leaked_rows(path, pa.concat_tables([rows.table for rows in held_out]), itemgetter("text")))

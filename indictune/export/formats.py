@@ -135,11 +135,7 @@ def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
 
 
 def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
-    """The model in float32, with attention in plain operators.
-
-    Raises:
-        UserError: `export-not-a-classifier`, or the weights are unreadable.
-    """
+    """The model in float32, with attention in plain operators."""
     names = trained_config(ModelArguments(str(source), trust_remote_code=args.trust_remote_code)).architectures or []
     kind = next((kind for head, kind in _HEADS.items() if any(name.endswith(head) for name in names)), None)
     if kind is None:
@@ -163,11 +159,7 @@ class _Logits(nn.Module):
 
 
 def _trace(args: ExportedModelArguments, model: PreTrainedModel, inputs: list[str], graph: Path) -> None:
-    """Write the graph of a model, for any number of rows and tokens.
-
-    Raises:
-        UserError: `export-not-traced`.
-    """
+    """Write the graph of a model, for any number of rows and tokens."""
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in inputs else [])]
     ids = torch.full((2, 8), 3)  # two or more of each: a dimension of 1 would be taken for a constant
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}

@@ -297,11 +297,7 @@ def chat_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Ite
 
 
 def _first_rows(records: Iterator[Record], source: str, names: Mapping[str, str]) -> list[Record]:
-    """The rows up to the one that shows that the file has a form and the named columns: mostly one row.
-
-    Raises:
-        UserError: `columns-missing` or `form-unknown`.
-    """
+    """The rows up to the one that shows that the file has a form and the named columns: mostly one row."""
     read: list[Record] = []
     present: dict[str, None] = {}  # an ordered set, for the message
     has_form = False

@@ -29,7 +29,7 @@ from indictune.prediction.served_classifier import classifier_config
 from indictune.report.report_page import write_without_texts
 
 # Module of the package -> file of a Space.
-_SHARED = {"indictune.demo.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
+_SHARED = {"indictune.serving.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
 _PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
 _FLAG = "--export"
 _ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -75,8 +75,8 @@ def write_space(model: Path, target: Path) -> None:
 def _files(model: Path, is_talker: bool) -> dict[str, str]:
     """Name -> content of the files next to the model's."""
     title = model.resolve().name
-    app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
-    modules = ["indictune.demo.gradio_pages", *([] if is_talker else ["indictune.data.languages"])]
+    app = _source(f"indictune.serving.space_{'chat' if is_talker else 'classifier'}")
+    modules = ["indictune.serving.gradio_pages", *([] if is_talker else ["indictune.data.languages"])]
     packages = _PACKAGES if is_talker else (*_PACKAGES, "lingua-language-detector")
     needed = [f"{name}=={version(name).partition('+')[0]}" for name in packages]  # without the build, as in 2.13.0+cpu
     return {

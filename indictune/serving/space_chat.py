@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
-from indictune.demo.gradio_pages import MAX_FILE_BYTES, Message, Reply, chat_page
+from indictune.serving.gradio_pages import MAX_FILE_BYTES, Message, Reply, chat_page
 
 MAX_NEW_TOKENS = 256
 _SILENCE_S = 120.0  # after which an answer is given up
