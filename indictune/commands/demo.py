@@ -92,9 +92,9 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     """
     args = read_arguments(flags, DemoFlags, "model")
     check_extra("demo", "demo", "gradio")
-    from indictune.serving.space_folder import talks
+    from indictune.serving.space_folder import holds_language_model
 
-    if args.export is not None or not talks(Path(args.model)):
+    if args.export is not None or not holds_language_model(Path(args.model)):
         other = "a classifier" if args.export is None else "--export"
         given = [(f"--{name}", value) for name, value in args.of_answers.items()]
         Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
@@ -128,10 +128,10 @@ def demo_app(args: DemoFlags) -> Any:
     from gradio import mount_gradio_app
 
     from indictune.serving import gradio_pages
-    from indictune.serving.space_folder import talks
+    from indictune.serving.space_folder import holds_language_model
 
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
-    if talks(Path(args.model)):
+    if holds_language_model(Path(args.model)):
         from indictune.prediction.chat_model import open_chat_model
 
         model = open_chat_model(args.model, **args.of_answers, **trust)

@@ -144,10 +144,7 @@ def _load(
             found.findings += same_texts(rows, problem_type)
         if validation_split is not None and "train" in rows:
             rows |= _divided(rows["train"], validation_split, problem_type, folder)
-        mix = []
-        if mixture is not None:
-            classes = None if problem_type == REGRESSION else rows["train"].table["label"]
-            mix = mixture.apply(folder / "train.arrow", sources["train"].entries, classes)
+        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, problem_type != REGRESSION)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": splits, "labels": labels, **found.facts(), "mix": mix})
 

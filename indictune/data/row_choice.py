@@ -37,17 +37,18 @@ class Mixture:
     alpha: float
     seed: int
 
-    def apply(self, path: Path, entries: Sequence[TrainFiles], labels: pa.ChunkedArray | None) -> list[list[str]]:
-        """Write the training rows at `path` again, each as often as it comes in an epoch.
+    def apply(self, folder: Path, entries: Sequence[TrainFiles], keeps_labels: bool) -> list[list[str]]:
+        """Write the training rows in `train.arrow` again, each as often as it comes in an epoch.
 
         Args:
-            path: of a table with columns `line` and `language`.
+            folder: of the table, with columns `line` and `language`.
             entries: of `--train_files`; none for other rows.
-            labels: of each row: each label keeps a row. None without labels.
+            keeps_labels: whether one row at least of each `label` stays.
 
         Returns:
             The rows of the table that `announce` shows; none if nothing changes.
         """
+        path = folder / "train.arrow"
         rows = map_table(path)
         whole = entries or [TrainFiles("all rows")]
         entry = entry_numbers(rows["line"], whole) if entries else np.zeros(len(rows), np.int64)
@@ -59,15 +60,16 @@ class Mixture:
         if np.array_equal(present, wanted):
             return []
         repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
-        if labels is not None:
-            _keep_a_row_each(repeats, labels)
+        if keeps_labels:
+            _keep_a_row_each(repeats, rows["label"])
         rewrite_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
-        cells = [(int(number), int(present[number]), int(after[number])) for number in np.flatnonzero(present)]
-        return [
-            [*_names(number, whole, languages), f"{before:,}", f"{now:,}", f"{now / after.sum():.1%}"]
-            for number, before, now in cells
-        ]
+        mix = []
+        for number in np.flatnonzero(present):
+            entry_number, language_number = divmod(number, len(languages))
+            names = whole[entry_number].path, languages[language_number]
+            mix.append([*names, f"{present[number]:,}", f"{after[number]:,}", f"{after[number] / after.sum():.1%}"])
+        return mix
 
     def wanted(self, present: Counts, weights: Sequence[float]) -> Counts:
         """Rows of an epoch, int64 [entries, languages], of those present; the weights are those of the entries.
@@ -96,11 +98,6 @@ def mixture_of(plan: RunPlan[Any, Any]) -> Mixture | None:
         return None
     seed = training.seed if training.data_seed is None else training.data_seed
     return Mixture(plan.data.language_sampling_alpha, seed)
-
-
-def _names(group: int, entries: Sequence[TrainFiles], languages: Sequence[str]) -> tuple[str, str]:
-    entry, language = divmod(group, len(languages))
-    return entries[entry].path, languages[language]
 
 
 def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Counts:

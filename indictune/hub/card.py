@@ -205,17 +205,14 @@ def _training(facts: CardFacts) -> dict[str, Any]:
         "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
         **_energy(facts),
     }
-    shown = [[name, _plain(value)] for name, value in body.items() if value not in (None, "")]
+    known = ((name, value) for name, value in body.items() if value not in (None, ""))
+    shown = [[name, f"{value:g}" if isinstance(value, float) else str(value)] for name, value in known]
     versions = [f"{name} {version}" for name, version in (metrics.get("versions") or {}).items()]
     return {
         "training": markdown_table(["", ""], shown),
         "command": fenced(facts.command, "bash") if facts.chosen else None,
         "versions": ", ".join(versions),
     }
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _energy(facts: CardFacts) -> dict[str, str]:

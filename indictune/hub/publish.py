@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 WAITS_S = (1, 2, 4, 8, 16)  # between the attempts; huggingface_hub (2.4) tries some requests again by itself
 _LONGEST_WAIT_S = 300
 _BUSY = (408, 409, 429)  # statuses of a Hub that may take the same request later, besides those from 500
-_SILENCE_S = 300.0  # without which huggingface_hub (2.4) waits for ever
+_TIMEOUT_S = 300.0  # without which huggingface_hub (2.4) waits for ever
 
 
 class PushError(RuntimeError):
@@ -150,7 +150,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _client() -> httpx2.Client:
     client = hub_client()
-    client.timeout = httpx2.Timeout(_SILENCE_S, connect=30.0)
+    client.timeout = httpx2.Timeout(_TIMEOUT_S, connect=30.0)
     return client
 
 

@@ -184,7 +184,7 @@ def _measured(chats: Chats, rows: ChatRows) -> RowHealth:
     return measure(splits, rows.tokenizer, chats.truncated, rows.splits.findings, has_labels=False)
 
 
-class _Talks:
+class _RowTexts:
     """The messages of each row that is evaluated, joined by line breaks. It can be read many times."""
 
     def __init__(self, chats: Chats, split: str) -> None:
@@ -199,7 +199,7 @@ class _Talks:
 def _origins(chats: Chats, split: str) -> Origins:
     """Where the rows of a split that is not packed come from."""
     rows, dataset = chats.rows[split], chats.datasets[split]
-    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _Talks(chats, split))
+    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _RowTexts(chats, split))
 
 
 class Answers(Objective):

@@ -138,7 +138,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if isinstance(max_length, str):
             limit = None if plan.model_config is None else positions_of(plan.model_config)
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
-            logger.info("--max_length auto: %d tokens, %s", max_length, _reason(max_length, limit))
+            of_rows, of_model = "the 99th percentile of the training rows", "all that the model has positions for"
+            reason = of_model if max_length == limit else of_rows
+            logger.info("--max_length auto: %d tokens, %s", max_length, reason)
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         train, validation, test = (datasets.get(split) for split in SPLITS)
@@ -203,9 +205,3 @@ def _notes_of_type(plan: Plan) -> list[str]:
         return []
     column = f"column {plan.data.label_column} has several labels a row"
     return [f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."]
-
-
-def _reason(max_length: int, positions: int | None) -> str:
-    if max_length == positions:
-        return "all that the model has positions for"
-    return "the 99th percentile of the training rows"

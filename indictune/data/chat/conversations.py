@@ -152,7 +152,7 @@ def load_conversations(
         seen.findings += _same_texts(rows, folder)
         if validation_split is not None:
             rows |= _divided(rows["train"], validation_split, folder)
-        mix = [] if mixture is None else mixture.apply(folder / "train.arrow", sources["train"].entries, None)
+        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, False)
         facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": facts, **seen.facts(), "mix": mix})
 

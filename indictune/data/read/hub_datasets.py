@@ -122,7 +122,8 @@ def _splits_of_files(builder: DatasetBuilder, name: str) -> dict[str, SplitRows]
     import datasets
 
     kind, config = builder.name, builder.config
-    if changed := _changed_settings(config):
+    plain, names = type(config)(), [each.name for each in fields(config) if each.name not in _HARMLESS]
+    if changed := sorted(each for each in names if getattr(config, each) != getattr(plain, each)):
         raise UserError("dataset-settings", _FLAG, name, settings=", ".join(changed), kind=kind)
     for file in (file for of_split in config.data_files.values() for file in of_split):
         extension = Path(file).suffix.lower()
@@ -137,12 +138,6 @@ def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]
     import datasets
 
     return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-
-
-def _changed_settings(config: Any) -> list[str]:
-    plain = type(config)()
-    names = [each.name for each in fields(config) if each.name not in _HARMLESS]
-    return sorted(name for name in names if getattr(config, name) != getattr(plain, name))
 
 
 def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
@@ -195,7 +190,9 @@ def split_batches(
     if isinstance(rows, SplitFiles):
         batches = _batches_of_files(rows, bad, columns, optional, lists, form)
     else:
-        batches = _batches_of_dataset(rows, columns, optional, lists)
+        present = existing_columns(str(rows.split), rows.column_names, columns, optional)
+        stored = _arrow_batches(rows.select_columns(list(dict.fromkeys(present.values()))))
+        batches = text_batches(stored, present, optional, str(rows.split), lists)
     for batch in batches:
         for role, known in classes.items():
             batch = with_names(batch, role, known, bad)
@@ -235,15 +232,6 @@ def _batches_of_files(
     if missing and (others := {*rows.files} - {str(each.value) for each in problems}):
         problems.append(problem("files-differ", value=missing[0], other=min(others)))
     problems.raise_any()
-
-
-def _batches_of_dataset(
-    rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str], lists: frozenset[str]
-) -> Iterator[pa.RecordBatch]:
-    split = str(rows.split)
-    names = existing_columns(split, rows.column_names, columns, optional)
-    batches = _arrow_batches(rows.select_columns(list(dict.fromkeys(names.values()))))
-    yield from text_batches(batches, names, optional, split, lists)
 
 
 def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
