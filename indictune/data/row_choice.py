@@ -65,7 +65,7 @@ class Mixture:
         rewrite_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
         mix = []
-        for number in np.flatnonzero(present):
+        for number in np.flatnonzero(present).tolist():
             entry_number, language_number = divmod(number, len(languages))
             names = whole[entry_number].path, languages[language_number]
             mix.append([*names, f"{present[number]:,}", f"{after[number]:,}", f"{after[number] / after.sum():.1%}"])
