@@ -38,9 +38,8 @@ from indictune.models.builtin import Size, build_tiny_bert, sample_rows
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.task_models import load_classifier as new_classifier
-from indictune.prediction.labelled_rows import label, text_batch
+from indictune.prediction.labelled_rows import WINDOW_ROWS, label, text_batch
 from indictune.prediction.served_classifier import load_served_classifier
-from indictune.prediction.texts import WINDOW_ROWS
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64)
 MAX_LENGTH = 128

@@ -15,7 +15,7 @@ from indictune.config.recipe import read_recipe
 from indictune.models import builtin
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
-from indictune.training.run_task import main
+from indictune.training.run_task import run_task
 from tests.ranks.launching import ROOT, accelerate, start
 
 SCRIPT = ROOT / "scripts" / "train_llama.py"
@@ -52,7 +52,7 @@ class Job:
         """What the run, with other flags, is refused with."""
         self.flags |= flags
         recipe = read_recipe(self.words(), (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))
-        assert execute(partial(main, Chat()), recipe) == 2
+        assert execute(partial(run_task, Chat()), recipe) == 2
         status = json.loads((self.folder / "out" / "status.json").read_text(encoding="utf-8"))
         assert status["state"] == "user_error"
         return str(status["message"])

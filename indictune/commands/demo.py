@@ -12,11 +12,11 @@ from typing import Any
 from indictune.commands.serve import ShownModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments, flag
-from indictune.demo.gradio_pages import Answer, Classify, Message, Reply
 from indictune.errors import Problems, problem
 from indictune.prediction.chat_model import ChatModel, TooLongError
 from indictune.prediction.labelled_rows import as_records, label, text_batch
 from indictune.prediction.served_classifier import Classifier
+from indictune.serving.gradio_pages import Answer, Classify, Message, Reply
 from indictune.versions import check_extra
 
 
@@ -91,14 +91,14 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     """
     args = read_arguments(flags, DemoFlags, "model")
     check_extra("demo", "demo", "gradio")
-    from indictune.demo.space_folder import talks
+    from indictune.serving.space_folder import holds_language_model
 
-    if args.export is not None or not talks(Path(args.model)):
+    if args.export is not None or not holds_language_model(Path(args.model)):
         other = "a classifier" if args.export is None else "--export"
         given = [(f"--{name}", value) for name, value in args.of_answers.items()]
         Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
     if args.export is not None:
-        from indictune.demo.space_folder import write_space
+        from indictune.serving.space_folder import write_space
 
         write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
@@ -126,11 +126,11 @@ def demo_app(args: DemoFlags) -> Any:
     from fastapi import FastAPI
     from gradio import mount_gradio_app
 
-    from indictune.demo import gradio_pages
-    from indictune.demo.space_folder import talks
+    from indictune.serving import gradio_pages
+    from indictune.serving.space_folder import holds_language_model
 
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
-    if talks(Path(args.model)):
+    if holds_language_model(Path(args.model)):
         from indictune.prediction.chat_model import open_chat_model
 
         model = open_chat_model(args.model, **args.of_answers, **trust)

@@ -16,8 +16,7 @@ from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ExportedModelArguments, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.export.to_gguf import check_converter, write_gguf
-from indictune.export.to_onnx import check_onnx_packages, write_onnx
+from indictune.export.formats import check_converter, check_onnx_packages, write_gguf, write_onnx
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
 from indictune.models.atomic_folder import check_output_folder, whole_folder

@@ -21,7 +21,15 @@ from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 from indictune.models.adapters import config_file
-from indictune.prediction.labelled_rows import as_json_lines, label, text_batch
+from indictune.prediction.labelled_rows import (
+    WINDOW_ROWS,
+    TextFile,
+    as_json_lines,
+    label,
+    standard_input,
+    text_batch,
+    text_file,
+)
 from indictune.prediction.labelled_windows import (
     LOOK_EVERY_S,
     LabelledWindows,
@@ -30,7 +38,6 @@ from indictune.prediction.labelled_windows import (
     write_output,
 )
 from indictune.prediction.served_classifier import Classifier, served_model
-from indictune.prediction.texts import WINDOW_ROWS, TextFile, standard_input, text_file
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it

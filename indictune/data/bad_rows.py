@@ -48,7 +48,6 @@ class BadRows:
     Attributes:
         source: the file or split, as messages name it.
         problems: of the file as a whole. They stop the run in any case.
-        count: number of bad rows.
         files: of the split so far, if it has several. A line below `LINES_PER_FILE` is one of the last file.
         skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
     """
@@ -70,7 +69,6 @@ class BadRows:
             line: on which it begins, from 1; the row's number in parquet files and datasets.
             code: of the problem, as in `errors.toml`.
             read: the content, in a form that json can hold.
-            details: of the problem.
         """
         self.count += 1
         self._counts[code] += 1
@@ -131,7 +129,6 @@ class Quarantine(BadRows):
     """Leave the bad rows of one file or split out as long as they are few.
 
     Args:
-        source: as messages name it.
         max_fraction: share of bad rows that is allowed, from 0 up to, not including, 1.
         folder: gets the bad rows. They go to disk at once, because a file may have millions.
     """

@@ -111,7 +111,6 @@ def _code_digest() -> str:
 
 
 def _build(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fill a temporary folder, and rename it to `folder`."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(unfinished)
@@ -194,18 +193,24 @@ def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa
             yield batch.slice(start, rows)
 
 
-def move_rows(path: Path, other: Path, chosen: npt.NDArray[np.bool_]) -> None:
-    """Move the chosen rows of the file `path` to the file `other`; both keep their order."""
-    schema, unfinished = map_table(path).schema, path.with_suffix(".unfinished")
-    write_table(other, schema, _filtered(path, chosen))
-    write_table(unfinished, schema, _filtered(path, ~chosen))
+def with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    """The same rows with another content of a column."""
+    return batch.set_column(batch.schema.get_field_index(name), name, column)
+
+
+def rewrite_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write a table anew from batches, which may read the old one."""
+    unfinished = path.with_suffix(".unfinished")
+    write_table(unfinished, schema, batches)
     unfinished.rename(path)
 
 
-def _filtered(path: Path, chosen: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Iterator[pa.RecordBatch]:
+    """The rows of a table, each as often as said, int or bool [rows]; they keep their order."""
     start = 0
     for batch in stored_batches(path):
-        yield batch.filter(pa.array(chosen[start : start + batch.num_rows]))
+        of_batch = times[start : start + batch.num_rows]
+        yield batch.take(pa.array(np.repeat(np.arange(batch.num_rows), of_batch)))
         start += batch.num_rows
 
 

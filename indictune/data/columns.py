@@ -18,10 +18,7 @@ KEPT = "kept:"  # begins the role of a column that `predict` repeats in its outp
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 # Role, which is the default name of its column -> names that mean the same, without a plural's s.
-_USUAL = {
-    "text": ("text", "tweet", "sentence", "comment", "review"),
-    "label": ("label", "sentiment", "category"),
-}
+_USUAL = {"text": ("text", "tweet", "sentence", "comment", "review"), "label": ("label", "sentiment", "category")}
 _CHATS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"instruction", "output"}, {"question", "answer"})
 _OF_CHATS = "These are columns of conversations. Use `indictune train llama`, or `indictune inspect --task chat`."
 _WHOLE = re.compile(r"-?\d+\.0")
@@ -51,7 +48,6 @@ def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str
     """Role -> the only column that has a usual name for it, of each wanted column that is absent and has no own name.
 
     Args:
-        present: names of the columns.
         wanted: role -> name of its column.
     """
     found: dict[str, str] = {}
@@ -79,8 +75,6 @@ def existing_columns(
     """Role -> column of each of `columns`, and of those of `optional` that are present.
 
     Args:
-        source: file or split, for messages.
-        present: names of its columns.
         columns: role -> name, of columns that it must have.
         optional: the same, of columns that it may lack.
         bad: gets a remark on columns that stand for absent ones by their usual names. None allows no such columns.
@@ -147,7 +141,6 @@ def text_batches(
         batches: all rows of a file or split, with the columns named.
         names: role -> name of its column.
         optional: roles that get a column of nulls if `names` lacks them.
-        source: file or split, for messages.
         lists: roles of columns that may hold lists.
 
     Raises:
@@ -178,11 +171,7 @@ def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict
 
 
 def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:
-    """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
-
-    Raises:
-        UserError: the column holds something else.
-    """
+    """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, with each text in quotes
     if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):

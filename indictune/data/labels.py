@@ -19,7 +19,7 @@ import yaml
 
 from indictune.config.read_words import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
-from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, write_table
+from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, rewrite_table, stored_batches, with_column
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import SEPARATOR, normalise_label, shortened
 from indictune.errors import Problem, Problems, UserError, problem
@@ -181,16 +181,11 @@ def _is_bracketed(label: str) -> bool:
 
 
 def _spelled_rows(rows: AnyRows, path: Path, spelled: Mapping[str, str]) -> AnyRows:
-    unfinished = path.with_suffix(".unfinished")
-    index = rows.table.schema.get_field_index("label")
     batches = (
-        batch.set_column(
-            index, "label", pa.array([spelled[label] for label in batch["label"].to_pylist()], pa.string())
-        )
+        with_column(batch, "label", pa.array(map(spelled.__getitem__, batch["label"].to_pylist()), pa.string()))
         for batch in stored_batches(path)
     )
-    write_table(unfinished, rows.table.schema, batches)
-    unfinished.rename(path)
+    rewrite_table(path, rows.table.schema, batches)
     return replace(rows, table=map_table(path))
 
 

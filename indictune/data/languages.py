@@ -22,63 +22,17 @@ _HEAD = 1000
 # Script -> its largest language, and its letters and signs: first and last code point. Digits and danda are left out:
 # other scripts borrow them. Name Marathi, Nepali or Assamese rows in a language column.
 _SCRIPTS = {
-    "Devanagari": (
-        "hi",
-        (
-            (0x0900, 0x0963),
-            (0x0971, 0x097F),
-        ),
-    ),
-    "Bengali": (
-        "bn",
-        (
-            (0x0980, 0x09E5),
-            (0x09F0, 0x09F1),
-        ),
-    ),
-    "Gurmukhi": (
-        "pa",
-        (
-            (0x0A00, 0x0A65),
-            (0x0A70, 0x0A7F),
-        ),
-    ),
+    "Devanagari": ("hi", ((0x0900, 0x0963), (0x0971, 0x097F))),
+    "Bengali": ("bn", ((0x0980, 0x09E5), (0x09F0, 0x09F1))),
+    "Gurmukhi": ("pa", ((0x0A00, 0x0A65), (0x0A70, 0x0A7F))),
     "Gujarati": ("gu", ((0x0A80, 0x0AE5),)),
-    "Oriya": (
-        "or",
-        (
-            (0x0B00, 0x0B65),
-            (0x0B70, 0x0B71),
-        ),
-    ),
+    "Oriya": ("or", ((0x0B00, 0x0B65), (0x0B70, 0x0B71))),
     "Tamil": ("ta", ((0x0B80, 0x0BE5),)),
     "Telugu": ("te", ((0x0C00, 0x0C65),)),
     "Kannada": ("kn", ((0x0C80, 0x0CE5),)),
-    "Malayalam": (
-        "ml",
-        (
-            (0x0D00, 0x0D65),
-            (0x0D7A, 0x0D7F),
-        ),
-    ),
-    "Arabic": (
-        "ur",
-        (
-            (0x0620, 0x065F),
-            (0x066E, 0x06D3),
-            (0x06FA, 0x06FF),
-            (0x0750, 0x077F),
-        ),
-    ),
-    "Latin": (
-        LATIN,
-        (
-            (0x0041, 0x005A),
-            (0x0061, 0x007A),
-            (0x00C0, 0x024F),
-            (0x1E00, 0x1EFF),
-        ),
-    ),
+    "Malayalam": ("ml", ((0x0D00, 0x0D65), (0x0D7A, 0x0D7F))),
+    "Arabic": ("ur", ((0x0620, 0x065F), (0x066E, 0x06D3), (0x06FA, 0x06FF), (0x0750, 0x077F))),
+    "Latin": (LATIN, ((0x0041, 0x005A), (0x0061, 0x007A), (0x00C0, 0x024F), (0x1E00, 0x1EFF))),
 }
 _LANGUAGE_OF_SCRIPT = {script: language for script, (language, _) in _SCRIPTS.items()}
 _SCRIPT_OF_LETTER = {

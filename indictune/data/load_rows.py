@@ -21,15 +21,14 @@ from indictune.data.cache import (
     leaked_rows,
     listed_locations,
     map_table,
-    move_rows,
     read_facts,
+    rewrite_table,
     stored_batches,
     with_progress,
     write_facts,
     write_table,
 )
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
-from indictune.data.health.row_findings import rare_labels, same_texts
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, rare_labels, same_texts
 from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
 from indictune.data.read.file_form import form_of
 from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
@@ -145,7 +144,7 @@ def _load(
             found.findings += same_texts(rows, problem_type)
         if validation_split is not None and "train" in rows:
             rows |= _divided(rows["train"], validation_split, problem_type, folder)
-        mix = [] if mixture is None else _mixed(mixture, sources["train"], folder / "train.arrow", problem_type)
+        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, problem_type != REGRESSION)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": splits, "labels": labels, **found.facts(), "mix": mix})
 
@@ -208,11 +207,7 @@ def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
 
 
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, path: Path) -> Rows:
-    """The training rows; with `drop`, without those whose text also stands in held-out rows.
-
-    Raises:
-        UserError: no row would be left.
-    """
+    """The training rows; with `drop`, without those whose text also stands in held-out rows."""
     if not held_out:
         return train
     leaked = list(leaked_rows(path, pa.concat_tables([rows.table for rows in held_out]), itemgetter("text")))
@@ -233,29 +228,16 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, 
 
 
 def _divided(train: Rows, split: ValidationSplit, problem_type: str | None, folder: Path) -> dict[str, Rows]:
-    """The training rows in two: `train`, and `validation` if any row is held out."""
-    path, table = folder / "train.arrow", train.table
+    table = train.table
     strata, labels = table["language"], None
     if problem_type != REGRESSION:
         strata = pc.binary_join_element_wise(table["language"], table["label"], "\x00")
         labels = label_lists(table["label"], problem_type)
-    texts = (text for batch in stored_batches(path) for text in batch["text"].to_pylist())
-    chosen = split.choose(texts, strata, labels)
-    if not chosen.any():
-        return {"train": train}
-    move_rows(path, folder / "validation.arrow", chosen)
-    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
-
-
-def _mixed(mixture: Mixture, source: TextSource, path: Path, problem_type: str | None) -> list[list[str]]:
-    """The mix of the training rows, which are written again at `path` as often as they come in an epoch."""
-    labels = None if problem_type == REGRESSION else map_table(path)["label"]
-    return mixture.apply(path, source.entries, labels)
+    texts = (text for batch in stored_batches(folder / "train.arrow") for text in batch["text"].to_pylist())
+    return split.divide(train, folder, texts, strata, labels)
 
 
 def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:
     """Write a table again without some rows, given by a mask for each record batch."""
     kept = (batch.filter(pc.invert(mask)) for batch, mask in zip(stored_batches(path), dropped, strict=True))
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, SCHEMA, kept)
-    unfinished.rename(path)
+    rewrite_table(path, SCHEMA, kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import StoredRows, map_table, stored_batches, text_keys, write_table
+from indictune.data.cache import StoredRows, map_table, repeated_batches, rewrite_table, text_keys, write_table
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
 
 logger = logging.getLogger(__name__)
@@ -37,17 +37,18 @@ class Mixture:
     alpha: float
     seed: int
 
-    def apply(self, path: Path, entries: Sequence[TrainFiles], labels: pa.ChunkedArray | None) -> list[list[str]]:
-        """Write the training rows at `path` again, each as often as it comes in an epoch.
+    def apply(self, folder: Path, entries: Sequence[TrainFiles], keeps_labels: bool) -> list[list[str]]:
+        """Write the training rows in `train.arrow` again, each as often as it comes in an epoch.
 
         Args:
-            path: of a table with columns `line` and `language`.
+            folder: of the table, with columns `line` and `language`.
             entries: of `--train_files`; none for other rows.
-            labels: of each row: each label keeps a row. None without labels.
+            keeps_labels: whether one row at least of each `label` stays.
 
         Returns:
             The rows of the table that `announce` shows; none if nothing changes.
         """
+        path = folder / "train.arrow"
         rows = map_table(path)
         whole = entries or [TrainFiles("all rows")]
         entry = entry_numbers(rows["line"], whole) if entries else np.zeros(len(rows), np.int64)
@@ -59,15 +60,16 @@ class Mixture:
         if np.array_equal(present, wanted):
             return []
         repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
-        if labels is not None:
-            _keep_a_row_each(repeats, labels)
-        _repeat(path, repeats)
+        if keeps_labels:
+            _keep_a_row_each(repeats, rows["label"])
+        rewrite_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
-        cells = [(int(number), int(present[number]), int(after[number])) for number in np.flatnonzero(present)]
-        return [
-            [*_names(number, whole, languages), f"{before:,}", f"{now:,}", f"{now / after.sum():.1%}"]
-            for number, before, now in cells
-        ]
+        mix = []
+        for number in np.flatnonzero(present).tolist():
+            entry_number, language_number = divmod(number, len(languages))
+            names = whole[entry_number].path, languages[language_number]
+            mix.append([*names, f"{present[number]:,}", f"{after[number]:,}", f"{after[number] / after.sum():.1%}"])
+        return mix
 
     def wanted(self, present: Counts, weights: Sequence[float]) -> Counts:
         """Rows of an epoch, int64 [entries, languages], of those present; the weights are those of the entries.
@@ -98,11 +100,6 @@ def mixture_of(plan: RunPlan[Any, Any]) -> Mixture | None:
     return Mixture(plan.data.language_sampling_alpha, seed)
 
 
-def _names(group: int, entries: Sequence[TrainFiles], languages: Sequence[str]) -> tuple[str, str]:
-    entry, language = divmod(group, len(languages))
-    return entries[entry].path, languages[language]
-
-
 def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Counts:
     """How often each row comes. Those of a group come equally often, and drawn ones once more, as the group wants."""
     repeats = np.zeros(len(group), np.int64)
@@ -122,21 +119,6 @@ def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
     first = np.unique(codes, return_index=True)[1]
     lost = np.bincount(codes, weights=repeats, minlength=len(names)) == 0
     repeats[first[lost]] = 1
-
-
-def _repeat(path: Path, repeats: Counts) -> None:
-    """Write a table again with each row as often as said."""
-
-    def repeated() -> Iterator[pa.RecordBatch]:
-        start = 0
-        for batch in stored_batches(path):
-            counts = repeats[start : start + batch.num_rows]
-            yield batch.take(pa.array(np.repeat(np.arange(batch.num_rows), counts)))
-            start += batch.num_rows
-
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, map_table(path).schema, repeated())
-    unfinished.rename(path)
 
 
 Rows = TypeVar("Rows", bound=StoredRows)
@@ -184,6 +166,23 @@ class ValidationSplit:
         is_chosen = np.zeros(len(first), np.bool_)
         is_chosen[ordered] = np.diff(passed) > 0
         return is_chosen[text_of]
+
+    def divide(
+        self,
+        train: Rows,
+        folder: Path,
+        texts: Iterable[str],
+        strata: pa.Array | pa.ChunkedArray,
+        labels: pa.ListArray | None = None,
+    ) -> dict[str, Rows]:
+        """`train`, and `validation` if any row is held out; the folder gets their tables. Arguments as of `choose`."""
+        path, other = folder / "train.arrow", folder / "validation.arrow"
+        chosen = self.choose(texts, strata, labels)
+        if not chosen.any():
+            return {"train": train}
+        write_table(other, train.table.schema, repeated_batches(path, chosen))
+        rewrite_table(path, train.table.schema, repeated_batches(path, ~chosen))
+        return self.divided(train, map_table(path), map_table(other))
 
     def divided(self, train: Rows, left: pa.Table, held_out: pa.Table) -> dict[str, Rows]:
         """The rows of both splits, given by their tables; those held out are named after this flag."""

@@ -21,7 +21,7 @@ from indictune.errors import Problem, problem
 from indictune.models.adapters import without_adapter
 from indictune.models.attention import as_computed, joined_mask, unpadded_attention
 from indictune.models.unpadded import CAUSAL, why_not_joined
-from indictune.tasks.objective import Collator
+from indictune.tasks.protocol import Collator
 
 PART = "context_part"  # a rank's part, among the inputs of a model
 

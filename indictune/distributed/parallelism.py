@@ -23,7 +23,7 @@ from indictune.distributed.ddp import gradient_buckets, settle_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
 from indictune.models.adapters import without_adapter
 from indictune.models.task_models import is_unread
-from indictune.tasks.objective import Collator
+from indictune.tasks.protocol import Collator
 
 if TYPE_CHECKING:
     from indictune.distributed.pipeline.engine import Pipeline

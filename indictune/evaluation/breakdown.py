@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from indictune.evaluation.calibration import Bin, Calibration
-from indictune.evaluation.intervals import RESAMPLES, Estimate
-from indictune.files import json_or_nothing
+from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
 
 EVALUATION = "evaluation.json"
 SPLITS = {"test": "test", "eval": "validation"}  # blocks of it and of metrics.json, and what a reader calls them
@@ -39,7 +37,6 @@ class Group:
     """Scores of some rows.
 
     Attributes:
-        num_examples: how many rows.
         scores: by name, the main one first.
         per_label: by label; empty for a task without labels.
         confusion: rows of each label (first index) and predicted label, of one label a row and at most 50 labels.
@@ -71,10 +68,8 @@ class Breakdown:
         score: name of the main score.
         lower_is_better: whether the main score is best where it is lowest.
         labels: in the order of the class ids.
-        overall: of all rows.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
-        loss: of all rows.
         calibration: of one label a row.
         written: of answers that a language model wrote, to some of the rows.
     """
@@ -132,13 +127,10 @@ def break_down(
     """Score all rows and each group of them.
 
     Args:
-        kind: of the task.
         facts: of the rows, of which there is one at least.
-        scorer: of rows.
         labels: in the order of the class ids.
         calibration: of one label a row.
         lower_is_better: whether the main score is best where it is lowest.
-        loss: of all rows.
         draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
     overall = scorer(np.arange(len(facts.languages)), draws)
@@ -250,8 +242,3 @@ def wrongness(row: Mapping[str, Any]) -> float:
         return float(sum(a != b for a, b in zip(label, predicted, strict=True)))
     scores = {name: row["scores"][name] for name in {*label} ^ {*predicted}}
     return float(max(score if name in predicted else 1 - score for name, score in scores.items()))
-
-
-def read_mistakes(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The worst rows in the folder of a run or an evaluation, by split; empty if it has none."""
-    return json_or_nothing(folder / MISTAKES)

@@ -16,8 +16,8 @@ import numpy as np
 from indictune.console_text import printable, table
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import SPLITS
-from indictune.evaluation.intervals import Estimate, estimate, resampled_counts
-from indictune.evaluation.label_scores import Confusion
+from indictune.evaluation.scorers import Confusion
+from indictune.evaluation.uncertainty import Estimate, estimate, resampled_counts
 from indictune.files import PREDICTIONS
 
 _FLAG = "--compare"
@@ -28,7 +28,6 @@ class Difference:
     """The macro-F1 of two classifiers on some rows.
 
     Attributes:
-        num_examples: how many rows.
         first: macro-F1 of the first.
         second: macro-F1 of the second.
         difference: the second less the first, with its 95% interval from a paired bootstrap.
@@ -115,7 +114,7 @@ def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
     return McNemar(only_first, only_second, exact, exact - (seen / 2 if only_first == only_second else seen))
 
 
-def comparison_table(found: Comparison, names: tuple[str, str]) -> str:
+def _table(found: Comparison) -> str:
     """The macro-F1 of both by language and of all rows, and the interval of the difference."""
 
     def line(name: str, row: Difference) -> list[str]:
@@ -123,7 +122,7 @@ def comparison_table(found: Comparison, names: tuple[str, str]) -> str:
         numbers = [f"{row.first:.4f}", f"{row.second:.4f}", f"{gap.value:+.4f}", f"{gap.low:+.4f} to {gap.high:+.4f}"]
         return [name, f"{row.num_examples:,}", *numbers]
 
-    header = ["language", "examples", *names, "difference", "95% interval"]
+    header = ["language", "examples", "A", "B", "difference", "95% interval"]
     body = [line(language, row) for language, row in found.by_language.items()]
     return table(header, body, footer=line("all", found.overall))
 
@@ -184,9 +183,8 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps({"runs": list(folders), "split": split, **asdict(found)}, indent=2, ensure_ascii=False))
         return 0
-    shown = ("A", "B")
     print(printable(f"A: {folders[0]}\nB: {folders[1]}\n\nmacro-F1 of {len(first.rows):,} {SPLITS[split]} rows"))
-    print(f"{comparison_table(found, shown)}\n\n{verdict(found, shown)}")
+    print(_table(found), verdict(found, ("A", "B")), sep="\n\n")
     return 0
 
 
@@ -201,8 +199,7 @@ def read_predictions(folder: Path) -> dict[str, Predictions]:
         with (folder / PREDICTIONS).open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
-                of_split = found.setdefault(row["split"], Predictions([], [], [], []))
-                _add(of_split, row)
+                _add(found.setdefault(row["split"], Predictions([], [], [], [])), row)
     except OSError as error:
         raise UserError("compare-needs-predictions", _FLAG, folder, missing=PREDICTIONS) from error
     except (ValueError, KeyError, TypeError) as error:

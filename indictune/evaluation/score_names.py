@@ -17,12 +17,7 @@ _MARKUP = re.compile(r"[\x00-\x1f\x7f<>&|`\[\]()\\:\"'!*#]")
 
 
 def block_of(found: Breakdown, scores_of: Callable[[Group], Mapping[str, float]]) -> dict[str, Any]:
-    """The block of `metrics.json` that all tasks have: `num_examples`, `loss`, the scores, and `per_language`.
-
-    Args:
-        found: by an evaluation.
-        scores_of: the scores of a group by name.
-    """
+    """The block of `metrics.json` that all tasks have: `num_examples`, `loss`, the scores, and `per_language`."""
     per_language = {
         language: {"num_examples": group.num_examples, **scores_of(group)}
         for language, group in found.by["language"].items()
@@ -101,7 +96,6 @@ def metrics_tables(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
 
     Args:
         metrics: a block of `metrics.json`.
-        names: of the scores.
     """
     columns = ("num_examples", *names)
     languages = [[name, *_cells(row, columns)] for name, row in metrics["per_language"].items()]

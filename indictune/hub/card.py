@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from huggingface_hub import ModelCard
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from indictune.evaluation.breakdown import SPLITS, Breakdown
+from indictune.evaluation.score_names import RATIOS
 from indictune.files import write_whole
 from indictune.hub.card_facts import (
     GROUPS,
-    RATIOS,
     CardFacts,
     block_rows,
     card_facts_of,
@@ -58,7 +59,6 @@ def write_card(folder: Path, repository: str | None = None, run: Path | None = N
     """Write the card of a finished run or of a model made from one. It replaces those of PEFT and TRL.
 
     Args:
-        folder: of the model.
         repository: on the Hub; None if it has none.
         run: folder of the run that made the model; None if it is `folder`.
 
@@ -99,9 +99,10 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
         return None
     kinds = {"regression": ', function_to_apply="none"', "multi_label_classification": ", top_k=None"}
     has_one_label = kind in (None, "single_label_classification") and task == "text-classification"
+    quoted = partial(json.dumps, ensure_ascii=False)
     words = {
-        **{name: _quoted(word) for name, word in (("model", facts.model), ("text", _TEXT), ("task", task))},
-        "base": _quoted(facts.base) if facts.base else "",
+        **{name: quoted(word) for name, word in (("model", facts.model), ("text", _TEXT), ("task", task))},
+        "base": quoted(facts.base) if facts.base else "",
         "settings": "" if task == "token-classification" else f", truncation=True{kinds.get(str(kind), '')}",
         "result": "config.id2label[logits[0].argmax()]" if has_one_label else "logits",
         "file": shlex.quote(f"{facts.model}/model.gguf"),
@@ -112,11 +113,6 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
         "is_adapter": facts.is_adapter,
         "is_chat": task == "text-generation",
     }
-
-
-def _quoted(text: str) -> str:
-    """A text as a string of Python."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _head(facts: CardFacts) -> dict[str, Any]:
@@ -150,7 +146,7 @@ def _results(facts: CardFacts) -> dict[str, Any]:
         elif block:
             names, rows = block_rows(block, _DIGITS, "language ")
             scores = markdown_table(["", "rows", *(name.replace("_", " ") for name in names)], rows)
-            more = {"table": scores, "labels": None, "calibration": None, "written": None}
+            more = {"table": scores, **dict.fromkeys(("labels", "calibration", "written"))}
         else:
             continue
         splits.append({"name": name, **more})
@@ -184,8 +180,8 @@ def _data(facts: CardFacts) -> dict[str, Any]:
     data: Mapping[str, Any] = facts.metrics.get("data") or {}
     languages: Mapping[str, int] = data.get("languages") or {}
     labels: Mapping[str, int] = data.get("labels") or {}
-    body = [[f"language {name}", f"{count:,}"] for name, count in languages.items()]
-    body += [[f"label {name}", f"{count:,}"] for name, count in labels.items()]
+    counted = (("language", languages), ("label", labels))
+    body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
     total = [["all", f"{data['rows']:,}"]] if "rows" in data else []
     source = str(facts.settings.get("dataset_name") or "")
     is_ours = source.startswith(builtin.PREFIX)
@@ -209,7 +205,8 @@ def _training(facts: CardFacts) -> dict[str, Any]:
         "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
         **_energy(facts),
     }
-    shown = [[name, _plain(value)] for name, value in body.items() if value not in (None, "")]
+    known = ((name, value) for name, value in body.items() if value not in (None, ""))
+    shown = [[name, f"{value:g}" if isinstance(value, float) else str(value)] for name, value in known]
     versions = [f"{name} {version}" for name, version in (metrics.get("versions") or {}).items()]
     return {
         "training": markdown_table(["", ""], shown),
@@ -218,12 +215,7 @@ def _training(facts: CardFacts) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _energy(facts: CardFacts) -> dict[str, str]:
-    """What codecarbon measured, if the run asked for it."""
     measured = facts.energy
     if not {"energy_consumed", "emissions"} <= measured.keys():
         return {}

@@ -24,7 +24,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import SPLITS, Breakdown, Group, read_breakdowns
-from indictune.evaluation.intervals import Estimate
+from indictune.evaluation.score_names import RATIOS
+from indictune.evaluation.uncertainty import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
@@ -47,7 +48,6 @@ _METRICS |= {"answer_token_accuracy": "accuracy"}
 _COUNTS = ("num_examples", "num_tokens", "num_tags", "threshold")
 _LANGUAGE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z]{4})?")  # ISO 639, alone or before a script: hi, hi-Latn
 GROUPS = ("language", "script", "length")  # of which scores are shown, in this order
-RATIOS = ("precision", "recall", "f1")
 _NO_LANGUAGE = ("und", "mul", "zxx", "mis")
 
 
@@ -56,14 +56,9 @@ class CardFacts:
     """A model's folder, as its card sees it.
 
     Attributes:
-        folder: of the model.
         repository: on the Hub; None if it has none.
         config: content of `config.json`, or of the base's for an adapter on a language model.
-        chosen: what the user chose of the recipe.
-        settings: the complete configuration of the run.
-        metrics: content of `metrics.json`.
         breakdowns: of `evaluation.json`, by the names of the blocks of `metrics.json`.
-        baseline: content of `baseline.json`.
     """
 
     folder: Path

@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 WAITS_S = (1, 2, 4, 8, 16)  # between the attempts; huggingface_hub (2.4) tries some requests again by itself
 _LONGEST_WAIT_S = 300
 _BUSY = (408, 409, 429)  # statuses of a Hub that may take the same request later, besides those from 500
-_SILENCE_S = 300.0  # without which huggingface_hub (2.4) waits for ever
+_TIMEOUT_S = 300.0  # without which huggingface_hub (2.4) waits for ever
 
 
 class PushError(RuntimeError):
@@ -77,7 +77,6 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
         folder: that holds the files. It is not changed.
         names: of the files, relative to the folder.
         to: where they go. The repository and the branch are made if they are missing.
-        message: title of the commit.
 
     Raises:
         PushError: the Hub refused, or did not answer.
@@ -138,14 +137,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def _asked_wait_s(error: BaseException) -> int:
-    """How long the Hub asks to wait, in seconds."""
     answers = (each.response for each in _chain(error) if isinstance(each, HfHubHTTPError))
     asked = next((answer.headers.get("Retry-After", "") for answer in answers), "")
     return int(asked) if asked.isdecimal() else 0
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -153,7 +150,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _client() -> httpx2.Client:
     client = hub_client()
-    client.timeout = httpx2.Timeout(_SILENCE_S, connect=30.0)
+    client.timeout = httpx2.Timeout(_TIMEOUT_S, connect=30.0)
     return client
 
 
@@ -179,10 +176,6 @@ def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
     """Make the repository and ask whether the token may write to it, so that no run trains towards an impossible push.
 
     A resumed run continues without the Hub: its push makes the repository too.
-
-    Args:
-        trainer: of the run.
-        make: makes it, and gives the trainer its name.
 
     Raises:
         UserError: it could not be made or is not the user's, for a run that has saved nothing yet.
@@ -218,7 +211,6 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
     """Write a list of what is not pushed yet: a run that is killed while it ends would not be pushed otherwise.
 
     Args:
-        trainer: of the run.
         saved: names of the files that this run saved as its model.
     """
     if trainer.is_world_process_zero():
@@ -233,10 +225,6 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
     this machine, and `training_args.bin`, a pickle.
-
-    Args:
-        folder: of the run.
-        args: name the repository.
 
     Raises:
         PushError: the Hub refused, or did not answer.
@@ -264,7 +252,6 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     The folder may also hold files of the user, of whatever names.
 
     Args:
-        folder: of the model.
         saved: names of the files that may be of the model.
 
     Returns:
@@ -279,10 +266,5 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
 def model_files(folder: Path) -> list[str]:
     """Names in a folder that may be of its model: Python files only for a model that brings its own code."""
     config = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    names = (path.name for path in folder.iterdir())
-    return [
-        name
-        for name in names
-        if (name.startswith(("model", "adapter_model")) if ".safetensors" in name else True)
-        and (not name.endswith(".py") or "auto_map" in config)
-    ]
+    names = (path.name for path in folder.iterdir() if "auto_map" in config or path.suffix != ".py")
+    return [name for name in names if ".safetensors" not in name or name.startswith(("model", "adapter_model"))]

@@ -37,11 +37,8 @@ class ChatModel:
     """A model in a conversation.
 
     Attributes:
-        model: of a finished run.
-        tokenizer: of the model.
         template: writes messages as they were in training.
         settings: how tokens are drawn, and which ones end an answer.
-        max_new_tokens: of an answer.
         positions: tokens that the model can read; None for no limit.
         messages: so far, of user and assistant by turns.
     """
@@ -58,7 +55,6 @@ class ChatModel:
         """The answer to a message.
 
         Args:
-            text: of the user.
             show: gets the answer piece by piece, as soon as a word is complete.
 
         Raises:
@@ -96,13 +92,6 @@ class ChatModel:
 
 
 class _Pieces(TextStreamer):
-    """Hands on the text of an answer.
-
-    Args:
-        tokenizer: of the model.
-        show: gets the pieces.
-    """
-
     def __init__(self, tokenizer: Any, show: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._show = show
@@ -123,12 +112,8 @@ def open_chat_model(
     """The model of a folder, ready to answer. A GPU is used where there is one.
 
     Args:
-        model: the folder.
-        max_new_tokens: of an answer.
         temperature: 0 takes the likeliest token each time; above 0 tokens are drawn.
         chat_template: name or file; None for that of the training.
-        trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read pickles.
 
     Raises:
         UserError: the folder holds no language model, or it cannot be read; or as `choose_template`.

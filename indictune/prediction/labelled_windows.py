@@ -38,7 +38,6 @@ class LabelledWindows:
     Args:
         output: gets all rows in the end.
         job: all that the labels depend on; windows of another job are dropped.
-        count: of windows.
     """
 
     def __init__(self, output: Path, job: Mapping[str, Any], count: int) -> None:
@@ -196,7 +195,6 @@ class LabellingProgress:
     """The progress of one command, on standard error.
 
     Args:
-        rows: of the file.
         done: rows that an earlier, killed command has labelled.
         is_shown: whether this process shows it.
     """

@@ -49,12 +49,8 @@ class Reading:
     """How texts are read, as in training unless a flag says otherwise.
 
     Attributes:
-        text_column: column with the text.
         language_column: column with the language; None takes `language` if it exists, else detects it.
         max_length: tokens of a text, or of a window, at most; special ones included.
-        long_text: how longer texts are read.
-        bf16: compute in bf16.
-        fp16: compute in fp16.
         temperature: by which logits are divided.
     """
 
@@ -72,11 +68,8 @@ class ServedModel:
     """A finished run's classifier before its weights are read.
 
     Attributes:
-        args: name the model.
-        config: of the model.
         labels: names, in the order of the class ids.
         tokenizer: of the model, for cleaned texts.
-        reading: how texts are read.
     """
 
     args: ModelArguments
@@ -165,7 +158,6 @@ class Classifier:
     """A finished run's classifier, ready to label texts.
 
     Args:
-        served: the model.
         max_tokens: of a batch, padding included.
 
     Raises:

@@ -19,8 +19,7 @@ from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_r
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
 from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
-from indictune.tasks.objective import row_facts
-from indictune.tasks.protocol import Task, Tokens
+from indictune.tasks.protocol import Task, Tokens, row_facts
 from indictune.upstream import check_combination, numbers_in
 
 METRIC = "--metric_for_best_model"

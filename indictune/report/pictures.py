@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from indictune.evaluation.breakdown import Breakdown, Group
-from indictune.evaluation.calibration import BINS, Calibration
+from indictune.evaluation.uncertainty import BINS, Calibration
 from indictune.hub.public_text import harmless
 from indictune.report.reported_run import Curve, ReportedRun, largest_languages, spaced, titled
 
@@ -70,7 +70,6 @@ class Picture:
 
     Attributes:
         name: of its PNG, without the ending.
-        title: above it.
         alt: what it shows, in words.
         svg: in the page's colours.
         png: the light one.
@@ -152,7 +151,8 @@ def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
         _bars(axes, at, groups, score, thick, SERIES[number % len(SERIES)], label)
         prefix = f"{run.name}, " if len(runs) > 1 else ""
         named = zip(["all", *names], groups, strict=True)
-        words += [f"{prefix}{_group_in_words(name, group, score)}" for name, group in named if group]
+        scores = ((name, group.scores[score]) for name, group in named if group)
+        words += [f"{prefix}{name}: {of.value:.3f} ({of.low:.3f} to {of.high:.3f})." for name, of in scores]
     if len(runs) == 1:
         _baseline(axes, runs[0], names, score)
     axes.set_yticks(range(len(shown)), shown)
@@ -175,11 +175,6 @@ def _bars(axes: Axes, at: np.ndarray, groups: Sequence[Group | None], score: str
     errors = np.nan_to_num(np.maximum(sides, 0))
     axes.barh(places, values, thick, color=colour, alpha=0.55, label=label)
     axes.errorbar(values, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
-
-
-def _group_in_words(name: str, group: Group, score: str) -> str:
-    each = group.scores[score]
-    return f"{name}: {each.value:.3f} ({each.low:.3f} to {each.high:.3f})."
 
 
 def _baseline(axes: Axes, run: ReportedRun, names: Sequence[str], score: str) -> None:

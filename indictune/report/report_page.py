@@ -84,19 +84,11 @@ def against_baseline(run: ReportedRun) -> Verdict | None:
     reason = f"{both} {interval}, which excludes 0."
     if gap["high"] < 0:
         return Verdict("Worse than the baseline", reason, "warning")
-    if _covers(run, first):
+    own = None if run.breakdown is None else run.breakdown.overall.scores.get("macro_f1")
+    if own is not None and own.low <= first <= own.high:
         reason += " But the interval of the model's own score contains the baseline's: more rows would tell."
         return Verdict("Hardly better than the baseline", reason, "warning")
     return Verdict("Better than the baseline", reason, "good")
-
-
-def _covers(run: ReportedRun, score: float) -> bool:
-    """Whether the interval of the model's macro-F1 contains a score."""
-    breakdown = run.breakdown
-    if breakdown is None or "macro_f1" not in breakdown.overall.scores:
-        return False
-    own = breakdown.overall.scores["macro_f1"]
-    return own.low <= score <= own.high
 
 
 @dataclass(frozen=True)
@@ -104,10 +96,8 @@ class Mistake:
     """A row that the model gets wrong.
 
     Attributes:
-        text: of the row.
         lang: its language for a browser, or empty.
         where: its file and line, without the folder.
-        language: as the rows name it.
         right: label, labels, number or tags; empty for a language model.
         predicted: likewise.
         how_wrong: how sure the model was, or how far off.
@@ -133,11 +123,6 @@ def mistakes_of(run: ReportedRun) -> list[Mistake]:
     chosen = sorted(sorted(ranked, key=lambda each: each[:2])[:_MOST_MISTAKES], key=lambda each: each[1])
     kind = "" if run.breakdown is None else run.breakdown.kind
     return [_mistake(kind, row) for _, _, row in chosen]
-
-
-def about_mistakes(run: ReportedRun) -> str:
-    """What the rows have in common."""
-    return _SURE if run.breakdown is None else _ABOUT.get(run.breakdown.kind, _SURE)
 
 
 def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
@@ -187,7 +172,6 @@ def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool 
     Args:
         folders: of runs or evaluations. Several are compared.
         file: to write. Default: `report.html` in the folder of a single run, `comparison.html` here for several.
-        texts: show texts of the rows.
 
     Raises:
         UserError: a folder holds no run.
@@ -239,12 +223,7 @@ class Page:
 
 
 def report_page(run: ReportedRun, texts: bool = True) -> Page:
-    """The report of a run.
-
-    Args:
-        run: to show.
-        texts: show texts of the rows.
-    """
+    """The report of a run."""
     breakdown = run.breakdown
     with drawing():
         curves, languages = list(pictures.draw_curves([run])), pictures.draw_languages([run])
@@ -264,7 +243,7 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         matrices=[] if breakdown is None else reported_run.matrices(breakdown),
         all_languages=0 if breakdown is None else len(breakdown.by["language"]),
         reliability=reliability,
-        about_mistakes=about_mistakes(run),
+        about_mistakes=_SURE if breakdown is None else _ABOUT.get(breakdown.kind, _SURE),
         mistakes=mistakes_of(run) if texts else [],
         hidden_mistakes=0 if texts else len(mistakes_of(run)),
         answers=run.answers[:_MOST_ANSWERS] if texts else [],

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from indictune.errors import UserError
-from indictune.evaluation.breakdown import EVALUATION, SPLITS, Breakdown, Group, read_mistakes
+from indictune.evaluation.breakdown import EVALUATION, MISTAKES, SPLITS, Breakdown, Group
+from indictune.evaluation.score_names import RATIOS
 from indictune.files import HEALTH, SAMPLES, json_or_nothing
 from indictune.hub.card_facts import (
     GROUPS,
     NOT_OF_THE_TRAINING,
-    RATIOS,
     CardFacts,
     block_rows,
     card_facts_of,
@@ -45,11 +45,8 @@ class ReportedRun:
 
     Attributes:
         name: of the folder, or one that tells it from other runs.
-        facts: what its model card says too.
         log: of the training, a dict a logged step.
         evaluations: during the training, likewise.
-        mistakes: the worst rows of each split.
-        health: content of `health.json`.
         answers: that a language model wrote, each with its prompt and the right one.
     """
 
@@ -97,7 +94,7 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     if not (facts.metrics or facts.breakdowns or log):
         raise UserError("report-needs-run", "indictune report", folder)
     evaluations = [row for row in _history(folder) if "eval_loss" in row and "step" in row]
-    mistakes, health = read_mistakes(folder), json_or_nothing(folder / HEALTH)
+    mistakes, health = json_or_nothing(folder / MISTAKES), json_or_nothing(folder / HEALTH)
     answers = [row for row in _json_lines(folder / SAMPLES) if {"prompt", "reference", "answer"} <= row.keys()]
     return ReportedRun(name or folder.absolute().name, facts, log, evaluations, mistakes, health, answers)
 
@@ -179,7 +176,6 @@ def score_tables(run: ReportedRun) -> list[Table]:
 
 
 def _group_tables(breakdown: Breakdown, title: str) -> list[Table]:
-    """The scores by language, script and length."""
     names, found = list(breakdown.overall.scores), list[Table]()
     header = ["", "rows", *map(spaced, names)]
     for what in GROUPS:

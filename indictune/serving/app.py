@@ -37,7 +37,6 @@ class Batches:
     A batch takes what waits when the model becomes free. So nobody waits for a batch to fill up.
 
     Args:
-        label: gives the record of each text.
         max_batch_size: texts of a batch.
         max_waiting: texts in the queue.
     """

@@ -25,13 +25,6 @@ _SHUTDOWN_S = 30  # for clients that do not finish their request
 
 
 class _Server(uvicorn.Server):
-    """Reports its address when it listens.
-
-    Args:
-        config: of uvicorn.
-        ready: the report of an URL.
-    """
-
     def __init__(self, config: uvicorn.Config, ready: Callable[[str], str]) -> None:
         super().__init__(config)
         self._ready = ready
@@ -48,7 +41,6 @@ def run_server(app: FastAPI, listener: socket.socket, ready: Callable[[str], str
     """Answer requests until SIGINT or SIGTERM. Requests that were accepted are answered first.
 
     Args:
-        app: answers.
         listener: a bound socket.
         ready: the report of an URL, printed when it listens.
     """
@@ -91,13 +83,7 @@ _REMEMBERED = 10_000  # clients
 
 
 class RefusedError(HTTPException):  # FastAPI turns other errors while it reads a body into status 400
-    """A request that gets no answer but the reason.
-
-    Args:
-        status: of HTTP.
-        problem: that the client reads.
-        headers: of the response.
-    """
+    """A request that gets no answer but the reason."""
 
     def __init__(self, status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, str(problem), headers)
@@ -140,7 +126,6 @@ class Limits:
     """ASGI middleware that refuses POST requests over the rate of their client or over a size.
 
     Args:
-        app: gets the other requests.
         max_bytes: of a request's body.
         per_minute: requests of a client; 0 for no limit.
     """
@@ -152,7 +137,6 @@ class Limits:
         self._rate = Rate(per_minute) if per_minute else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer why not."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

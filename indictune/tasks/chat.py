@@ -32,14 +32,25 @@ from indictune.data.row_choice import mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.score_names import WORST, WRITTEN, block_of
-from indictune.evaluation.sum_scores import answers
+from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
 from indictune.models.finished_model import load_trained
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.unpadded import pads_causal
-from indictune.tasks.objective import Batch, Collator, Objective, row_facts
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Samples, Task, TestTokens, Tokens
+from indictune.tasks.protocol import (
+    Batch,
+    Collator,
+    EvaluationPlan,
+    Inputs,
+    Objective,
+    Origins,
+    Samples,
+    Task,
+    TestTokens,
+    Tokens,
+    row_facts,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -173,7 +184,7 @@ def _measured(chats: Chats, rows: ChatRows) -> RowHealth:
     return measure(splits, rows.tokenizer, chats.truncated, rows.splits.findings, has_labels=False)
 
 
-class _Talks:
+class _RowTexts:
     """The messages of each row that is evaluated, joined by line breaks. It can be read many times."""
 
     def __init__(self, chats: Chats, split: str) -> None:
@@ -188,7 +199,7 @@ class _Talks:
 def _origins(chats: Chats, split: str) -> Origins:
     """Where the rows of a split that is not packed come from."""
     rows, dataset = chats.rows[split], chats.datasets[split]
-    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _Talks(chats, split))
+    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _RowTexts(chats, split))
 
 
 class Answers(Objective):
@@ -216,11 +227,7 @@ class Answers(Objective):
             yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_right": right}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         scorer, facts = answers(*results), row_facts(dataset, scripts)
         found = break_down("answers", facts, scorer, lower_is_better=True, draws=draws)

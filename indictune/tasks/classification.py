@@ -37,8 +37,7 @@ from indictune.models.task_models import (
 )
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
-from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Objective, Origins, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if isinstance(max_length, str):
             limit = None if plan.model_config is None else positions_of(plan.model_config)
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
-            logger.info("--max_length auto: %d tokens, %s", max_length, _reason(max_length, limit))
+            of_rows, of_model = "the 99th percentile of the training rows", "all that the model has positions for"
+            reason = of_model if max_length == limit else of_rows
+            logger.info("--max_length auto: %d tokens, %s", max_length, reason)
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         train, validation, test = (datasets.get(split) for split in SPLITS)
@@ -204,9 +205,3 @@ def _notes_of_type(plan: Plan) -> list[str]:
         return []
     column = f"column {plan.data.label_column} has several labels a row"
     return [f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."]
-
-
-def _reason(max_length: int, positions: int | None) -> str:
-    if max_length == positions:
-        return "all that the model has positions for"
-    return "the 99th percentile of the training rows"

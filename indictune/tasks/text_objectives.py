@@ -13,15 +13,14 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.calibration import calibration_of, fit_temperature
-from indictune.evaluation.label_scores import best_threshold, one_label, several_labels
 from indictune.evaluation.score_names import WORST, label_block, without_markup
-from indictune.evaluation.sum_scores import numbers
+from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
+from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.load import Model
 from indictune.models.task_models import TEMPERATURE, class_names
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
-from indictune.tasks.objective import Batch, Collator, Objective, row_facts
+from indictune.tasks.protocol import Batch, Collator, Objective, row_facts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,12 +33,8 @@ class TextObjective(Objective):
     """A text gets one result.
 
     Args:
-        config: of the model.
         tokenizer: of the model, which is saved with the padding side that the model reads.
         padded: whether rows of a training micro-batch are padded; else they are joined.
-
-    Attributes:
-        kind: transformers' Auto class of the model.
     """
 
     kind: type[Any] = AutoModelForSequenceClassification
@@ -114,11 +109,7 @@ class SingleLabel(TextObjective):
             yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         predicted, losses, logs = results
         references, names = np.asarray(dataset["labels"][:]), self._class_names
@@ -164,11 +155,7 @@ class Regression(TextObjective):
             yield {"label": label, "predicted": predicted}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         predicted, losses = results
         scorer, facts = numbers(predicted, np.asarray(dataset["labels"][:])), row_facts(dataset, scripts)
@@ -202,11 +189,7 @@ class MultiLabel(TextObjective):
             yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
 
     def breakdown(
-        self,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        scripts: Sequence[str] | None = None,
-        draws: int = 0,
+        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
     ) -> Breakdown:
         probabilities, losses = results
         references, names = np.asarray(dataset["labels"][:]), self._class_names

@@ -23,8 +23,8 @@ from transformers.trainer_utils import speed_metrics
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
-from indictune.evaluation.intervals import RESAMPLES
 from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
+from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
@@ -69,7 +69,7 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
 def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RESAMPLES) -> Breakdown:
     """The scores of written answers, for whom they are; `draws` as of `break_down`."""
     from indictune.evaluation.breakdown import break_down
-    from indictune.evaluation.sum_scores import written_answers
+    from indictune.evaluation.scorers import written_answers
 
     references = [messages[-1]["content"] for messages in samples.chats]
     return break_down("written_answers", samples.facts(), written_answers(answers, references), draws=draws)

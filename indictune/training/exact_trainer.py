@@ -31,7 +31,7 @@ from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
-from indictune.tasks.objective import Batch, Objective
+from indictune.tasks.protocol import Batch, Objective
 from indictune.training.bad_steps import BadSteps
 from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model

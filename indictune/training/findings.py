@@ -17,13 +17,12 @@ from datasets import Dataset
 from indictune.data.languages import scripts_of
 from indictune.evaluation.breakdown import EVALUATION, MISTAKES, Breakdown, Mistakes, as_json
 from indictune.evaluation.comparison import compare, verdict
-from indictune.evaluation.intervals import RESAMPLES
+from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, PREDICTIONS, LineFile, json_line, write_json
 from indictune.hub.public_text import without_folders
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import Origins, Tokens
+from indictune.tasks.protocol import Objective, Origins, Tokens
 
 _ROWS_AT_ONCE = 10_000
 

@@ -50,8 +50,7 @@ from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
-from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import Task, Tokens
+from indictune.tasks.protocol import Objective, Task, Tokens
 from indictune.training import bad_steps
 from indictune.training.callbacks.every_step import CheckDivergence, StepFlags, TrainLog
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer

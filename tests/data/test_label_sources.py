@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from indictune.data.health.findings import Finding
-from indictune.data.health.row_findings import label_balance, label_sources, labels_of_no_class
+from indictune.data.health.findings import Finding, label_balance, label_sources, labels_of_no_class
 
 LABELS = ("negative", "neutral", "positive")
 

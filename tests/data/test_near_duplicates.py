@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from indictune.data.health.row_findings import near_duplicates
+from indictune.data.health.findings import near_duplicates
 
 TWEET = "@user yeh film bahut achhi thi, sab log dekhne jao http"
 HINDI = "यह फिल्म बहुत अच्छी थी, सब लोग देखने जाओ"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from indictune.data.cache import StoredRows
-from indictune.data.health.row_findings import rare_labels
+from indictune.data.health.findings import rare_labels
 
 
 def rows_of(labels: Sequence[str]) -> StoredRows:

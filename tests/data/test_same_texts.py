@@ -10,8 +10,7 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.data.cache import StoredRows
-from indictune.data.health.findings import Finding
-from indictune.data.health.row_findings import same_texts
+from indictune.data.health.findings import Finding, same_texts
 from indictune.data.load_rows import load_splits
 
 MULTI = "multi_label_classification"

@@ -25,7 +25,7 @@ from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.distributed import context
 from indictune.distributed.context import PART, OwnTokens, Part, use_group
 from indictune.models.unpadded import read_unpadded
-from indictune.tasks.objective import Collator
+from indictune.tasks.protocol import Collator
 from tests.models.tiny import SMALL
 
 LENGTHS = (1, 23, 9, 2)  # more tokens than a window has; a row of one token

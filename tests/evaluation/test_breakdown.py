@@ -12,9 +12,8 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from indictune.evaluation.breakdown import Breakdown, Group, RowFacts, as_json, break_down, mean_loss, read_breakdowns
-from indictune.evaluation.calibration import calibration_of
-from indictune.evaluation.intervals import Estimate
-from indictune.evaluation.label_scores import one_label
+from indictune.evaluation.scorers import one_label
+from indictune.evaluation.uncertainty import Estimate, calibration_of
 from tests.evaluation.drawing import LABELS, drawn
 
 

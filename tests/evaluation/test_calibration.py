@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from indictune.evaluation.calibration import (
-    calibration_of,
-    expected_calibration_error,
-    fit_temperature,
-    reliability,
-)
+from indictune.evaluation.uncertainty import calibration_of, expected_calibration_error, fit_temperature, reliability
 
 
 def test_the_error_of_two_bins_by_hand() -> None:

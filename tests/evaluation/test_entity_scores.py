@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
 
-from indictune.evaluation.label_scores import entities, entity_kinds
+from indictune.evaluation.scorers import entities, entity_kinds
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 

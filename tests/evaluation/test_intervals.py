@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from indictune.evaluation.intervals import Estimate
-from indictune.evaluation.label_scores import group_of_counts, one_label, several_labels
-from indictune.evaluation.sum_scores import numbers
+from indictune.evaluation.scorers import group_of_counts, numbers, one_label, several_labels
+from indictune.evaluation.uncertainty import Estimate
 from tests.evaluation.drawing import LABELS, drawn
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 
-from indictune.evaluation.intervals import Estimate
-from indictune.evaluation.label_scores import Confusion, best_threshold, one_label, several_labels
+from indictune.evaluation.scorers import Confusion, best_threshold, one_label, several_labels
+from indictune.evaluation.uncertainty import Estimate
 from tests.evaluation.drawing import LABELS
 
 

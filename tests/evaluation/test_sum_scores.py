@@ -7,8 +7,8 @@ import pytest
 import sacrebleu
 from scipy.stats import pearsonr, spearmanr
 
-from indictune.evaluation.intervals import Estimate
-from indictune.evaluation.sum_scores import answers, numbers, written_answers
+from indictune.evaluation.scorers import answers, numbers, written_answers
+from indictune.evaluation.uncertainty import Estimate
 
 REFERENCES = ["आज मौसम अच्छा है", "vanakkam nanba", "the sky is blue", "42"]
 ANSWERS = ["आज मौसम खराब है", "vanakkam  nanba\n", "", "forty two"]

@@ -12,8 +12,8 @@ from indictune.commands.evaluate_file import FROM_TRAINING
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import BadRowArguments
-from indictune.data.chat.chat_columns import parse_columns
 from indictune.data.chat.conversations import evaluated_file, load_conversations
+from indictune.data.chat.messages import parse_columns
 from tests.data.chats import load
 from tests.problems import problems_raised
 from tests.refusals import refused

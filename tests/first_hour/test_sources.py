@@ -109,7 +109,7 @@ def test_each_label_keeps_a_row(tmp_path: Path) -> None:
     entries = entries_of([entry(write(tmp_path, "few", 1), weight=0.1)])
     for seed in range(10):
         write_table(file, schema, [pa.RecordBatch.from_pylist(rows, schema)])
-        Mixture(1, seed).apply(file, entries, map_table(file)["label"])
+        Mixture(1, seed).apply(tmp_path, entries, keeps_labels=True)
         assert {"rare", "usual"} == set(map_table(file)["label"].to_pylist())
 
 

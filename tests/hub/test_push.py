@@ -120,7 +120,7 @@ def test_a_repository_that_another_commit_holds_is_asked_again(server: Hub, fold
 def test_an_answer_that_does_not_come_is_not_waited_for(
     server: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(publish, "_TIMEOUT_S", 0.3)
     monkeypatch.setattr(publish, "WAITS_S", (0, 0))
     server.faults = [Fault("/commit/", "slow")]
     began = time.monotonic()

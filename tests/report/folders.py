@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from indictune.evaluation.breakdown import RowFacts, Scorer, as_json, break_down
-from indictune.evaluation.calibration import calibration_of
-from indictune.evaluation.label_scores import entities, one_label, several_labels
-from indictune.evaluation.sum_scores import answers, numbers
+from indictune.evaluation.scorers import answers, entities, numbers, one_label, several_labels
+from indictune.evaluation.uncertainty import calibration_of
 from tests.hub.folders import LABELS, METRICS, RECIPE, model_folder
 
 TEXTS = {"hi": "यह अच्छा नहीं था", "te": "ఇది బాగా లేదు", "ta": "இது நன்றாக இல்லை"}

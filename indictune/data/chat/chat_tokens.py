@@ -17,6 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import smaller_batches
+from indictune.data.chat.messages import Message
 from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import Problems, UserError, problem
 
@@ -33,7 +34,6 @@ _DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p",
 _FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
 _TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- endmacro -%}}"
 
-Message = dict[str, str]
 Span = tuple[int, int]
 Written = tuple[str, list[Span]]
 
@@ -44,7 +44,6 @@ def choose_template(
     """The jinja text that writes out the messages of a run.
 
     Args:
-        tokenizer: of the model.
         name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own, or TRL's
             version of that, which marks answers.
         as_written: the rows are prompt and completion texts; without a name, they stay as they are.

@@ -21,7 +21,6 @@ from indictune.data.cache import (
     build_once,
     leaked_rows,
     map_table,
-    move_rows,
     read_facts,
     stored_batches,
     text_keys,
@@ -29,10 +28,16 @@ from indictune.data.cache import (
     write_facts,
     write_table,
 )
-from indictune.data.chat.chat_columns import UnusedColumns, chat_records, parse_columns
-from indictune.data.chat.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in
-from indictune.data.health.row_findings import repeated_rows
+from indictune.data.chat.messages import (
+    UNUSED_CONTENT,
+    RowError,
+    UnusedColumns,
+    chat_records,
+    is_prompt_text,
+    messages_of,
+    parse_columns,
+)
+from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, repeated_rows
 from indictune.data.languages import language_of
 from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
@@ -147,7 +152,7 @@ def load_conversations(
         seen.findings += _same_texts(rows, folder)
         if validation_split is not None:
             rows |= _divided(rows["train"], validation_split, folder)
-        mix = [] if mixture is None else mixture.apply(folder / "train.arrow", sources["train"].entries, None)
+        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, False)
         facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": facts, **seen.facts(), "mix": mix})
 
@@ -166,14 +171,9 @@ def load_conversations(
 
 
 def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
-    """The training rows in two: `train`, and `validation` if any row is held out."""
-    path = folder / "train.arrow"
-    texts = (text for batch in stored_batches(path) for text in _whole_text(batch).to_pylist())
-    chosen = split.choose(texts, train.table["language"])
-    if not chosen.any():
-        return {"train": train}
-    move_rows(path, folder / "validation.arrow", chosen)
-    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
+    batches = stored_batches(folder / "train.arrow")
+    texts = (text for batch in batches for text in _whole_text(batch).to_pylist())
+    return split.divide(train, folder, texts, train.table["language"])
 
 
 def _read_split(
@@ -193,7 +193,6 @@ def _read_split(
 def _rows(
     records: Iterator[Record], bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
 ) -> Iterator[dict[str, object]]:
-    """The usable rows of the table."""
     for line, record in records:
         try:
             messages, as_written = messages_of(record), is_prompt_text(record)

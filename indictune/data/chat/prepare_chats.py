@@ -19,6 +19,7 @@ from indictune.data.cache import (
     build_once,
     map_table,
     read_facts,
+    rewrite_table,
     stored_batches,
     with_progress,
     write_facts,
@@ -157,7 +158,6 @@ class Chats:
     Attributes:
         datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of the conversations). Packed
             training rows have `seq_lengths` too; the others `language`.
-        rows: the conversations, by split.
         folder: holds the rejected rows, if there are any.
         summary: how rows were packed; empty without packing.
         notes: sentences for the user about rows that were left out or cut.
@@ -218,7 +218,9 @@ def tokenise_chat_splits(
         if "train" in splits.rows:
             truncated = _truncated(map_table(folder / "train.arrow"), args.max_length)
         if packing:
-            _pack(folder / "train.arrow", args.max_length)
+            path = folder / "train.arrow"
+            groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
+            rewrite_table(path, SCHEMA, packed(groups, args.max_length))
             summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
         write_facts(folder, {"summary": summary, "notes": notes, "truncated": truncated})
 
@@ -262,11 +264,3 @@ def _truncated(tokens: pa.Table, max_length: int) -> dict[str, float]:
         pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language").aggregate([("cut", "mean")])
     )
     return {each["language"]: each["cut_mean"] for each in shares.to_pylist()}
-
-
-def _pack(path: Path, max_length: int) -> None:
-    """Replace the rows of a table by packs."""
-    groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, SCHEMA, packed(groups, max_length))
-    unfinished.rename(path)

@@ -1,17 +1,27 @@
-"""What is found in the rows of a run, counted, with examples; texts of a wrong encoding among it."""
+"""Find wrong encodings, repeated and contradictory rows, and labels that are rare or give themselves away."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import Column, StoredRows, text_keys
 from indictune.data.columns import shortened
+from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, label_counts, names, parts
+from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
+
+if TYPE_CHECKING:
+    from rensa import RMinHash
 
 MAX_EXAMPLES = 5
 # Findings whose examples are texts or words of rows.
@@ -88,11 +98,7 @@ _MEANT = re.compile("[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf\U0001f000-\U0001fa
 
 
 class Mojibake:
-    """Counts such texts, and keeps the first.
-
-    Attributes:
-        count: number of texts.
-    """
+    """Counts such texts, and keeps the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -132,3 +138,250 @@ class Mojibake:
             "the source as UTF-8, or mend the texts with ftfy.fix_encoding."
         )
         return [Finding("mojibake", self.count, of, note, None, [example])]
+
+
+_MANY_SHARE, _MANY_ROWS = 0.01, 10
+_SHINGLE = 5
+_MIN_LETTERS = 20  # shorter texts, such as "nice movie", are alike by chance
+_SIMILAR = 0.8  # Jaccard similarity of the shingles
+# A pair of that similarity shares a band of 4 of 64 hashes with a probability of 0.9998.
+_HASHES, _BANDS, _SEED = 64, 16, 0
+_AT_ONCE = 2_000
+_BETWEEN_WORDS = re.compile(rf"{HANDLE_PLACEHOLDER}\b|\b{URL_PLACEHOLDER}\b|[^{WORD}]+")
+
+
+def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> list[Finding]:
+    """`duplicate_rows` repeat the text of an earlier row of the split.
+
+    `conflicting_labels` are texts with several labels.
+
+    Args:
+        splits: by name; each has columns `text` and `label`.
+        problem_type: of the run. Scores of a regression may differ.
+    """
+    keys = {split: text_keys(Column(rows.table["text"])) for split, rows in splits.items()}
+    found = [repeated_rows(rows, keys[split]) for split, rows in splits.items()]
+    if problem_type != REGRESSION:
+        found.append(_contradictions(list(splits.values()), np.concatenate(list(keys.values())), problem_type))
+    return [each for each in found if each.count]
+
+
+def repeated_rows(rows: StoredRows, keys: npt.NDArray[np.uint64]) -> Finding:
+    """Rows whose key, uint64 [rows], an earlier row has."""
+    first_of, whole = np.unique(keys, return_index=True)[1], len(keys)
+    later = np.setdiff1d(np.arange(whole), first_of)
+    examples = [rows.location(int(row)) for row in later[:MAX_EXAMPLES]]
+    count, share = len(later), len(later) / whole
+    where = f", first {examples[0]}" if examples else ""
+    warns = share >= _MANY_SHARE and count >= _MANY_ROWS
+    note = f"{rows.origin} {rows.source}: {count:,} of {whole:,} rows ({share:.1%}) repeat the text of another{where}."
+    return Finding("duplicate_rows", count, whole, note, None, examples, warns)
+
+
+def _contradictions(rows: Sequence[StoredRows], keys: npt.NDArray[np.uint64], problem_type: str | None) -> Finding:
+    codes = _codes([each.table["label"] for each in rows], problem_type)
+    split_of_row = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    order = np.lexsort((codes, keys))
+    first, second = order[:-1], order[1:]
+    is_same_text = keys[first] == keys[second]
+    differs = is_same_text & (codes[first] != codes[second])
+    texts = np.unique(keys[first[differs]])
+    in_several = np.isin(texts, keys[first[is_same_text & (split_of_row[first] != split_of_row[second])]]).sum()
+    pairs = sorted(map(sorted, zip(first[differs].tolist(), second[differs].tolist(), strict=True)))
+    examples = [" and ".join(_shown(rows, number) for number in pair) for pair in pairs[:MAX_EXAMPLES]]
+    over_splits = f", {in_several:,} of them over several splits" if in_several else ""
+    count, of = len(texts), len(np.unique(keys))
+    share = f"{100 * count / of:.3g}%"  # of few texts too
+    note = f"{count:,} of {of:,} texts ({share}) have several labels{over_splits}, such as {''.join(examples[:1])}."
+    return Finding("conflicting_labels", count, of, note, None, examples)
+
+
+def _codes(labels: Sequence[pa.ChunkedArray], problem_type: str | None) -> npt.NDArray[np.int64]:
+    """A number for each row, equal where the labels are."""
+    of_all = pa.chunked_array([chunk for column in labels for chunk in column.chunks], pa.string())
+    written = of_all.unique()
+    names = [" ".join(sorted(parts(each))) if problem_type == MULTI_LABEL else each for each in written.to_pylist()]
+    code_of = {name: code for code, name in enumerate(names)}
+    codes = np.array([code_of[name] for name in names], np.int64)
+    places: npt.NDArray[np.int64] = pc.index_in(of_all, value_set=written).to_numpy()
+    return codes[places]
+
+
+def _shown(splits: Sequence[StoredRows], number: int) -> str:
+    """Where a row of all splits, counted through, stands, with its label."""
+    for rows in splits:
+        if number < len(rows):
+            break
+        number -= len(rows)
+    return f"{rows.location(number)} ({shortened(rows.table['label'][number].as_py())})"
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """A held-out text and the most similar training text, by their numbers; `similarity` is exact, above 0.8."""
+
+    held_out: int
+    train: int
+    similarity: float
+
+
+def near_duplicates(train: Sequence[str], held_out: Sequence[str]) -> list[NearDuplicate]:
+    """The held-out texts that a training text resembles but for case, punctuation, handles, links and a few letters.
+
+    Texts that stand in the training rows as they are, and those below 20 letters, are left out.
+    """
+    from rensa import RMinHashLSH  # only for runs whose health is measured
+
+    mine, index = _long_enough(held_out, 0), RMinHashLSH(_SIMILAR, _HASHES, _BANDS)
+    for number, hashes in zip(mine, _hashes(mine), strict=True):
+        index.insert(number, hashes)
+    best: dict[int, NearDuplicate] = {}
+    same: set[int] = set()
+    for start in range(0, len(train), _AT_ONCE):
+        theirs = _long_enough(train[start : start + _AT_ONCE], start)
+        for row, found in zip(theirs, index.query_all(_hashes(theirs)), strict=True):
+            same.update(number for number in found if train[row] == held_out[number])
+            for number in found:
+                similarity = len(theirs[row] & mine[number]) / len(theirs[row] | mine[number])
+                if similarity >= _SIMILAR and (number not in best or similarity > best[number].similarity):
+                    best[number] = NearDuplicate(number, row, similarity)
+    return [best[number] for number in sorted(best.keys() - same)]
+
+
+def _long_enough(texts: Sequence[str], start: int) -> dict[int, set[str]]:
+    """The shingles of the texts that are not too short, by their numbers, from `start`."""
+    found = {}
+    for number, text in enumerate(texts, start):
+        letters = _BETWEEN_WORDS.sub(" ", text.casefold()).strip()
+        if len(letters) >= _MIN_LETTERS:
+            found[number] = {letters[at : at + _SHINGLE] for at in range(len(letters) - _SHINGLE + 1)}
+    return found
+
+
+def _hashes(texts: Mapping[int, set[str]]) -> list[RMinHash]:
+    from rensa import RMinHash
+
+    return list(RMinHash.from_token_sets(texts.values(), _HASHES, _SEED))
+
+
+_NO_CLASS = re.compile(
+    "(unknown|unk|unsure|unlabell?ed|undefined|undetermined|none|null|nan|n/?a)(?![^\\W_])|not[-_ ]", re.IGNORECASE
+)
+_FEW_ROWS = 20
+_FEW_SHARE = 0.005
+_MAX_LISTED = 5
+# Of the rows. Rarer ones, such as "happy" as the first word, may be what the label means.
+_MIN_SHARE, _MIN_ROWS = 0.02, 50
+_SHOWN, _WARNS = 0.1, 0.25  # above the label's share of all rows
+_SIGMAS = 4  # and above what chance would give
+_WORDS = ("first word ", "last word ")
+_LENGTHS = (25, 50, 100, 200, 400)
+
+
+def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, Any]]:
+    """Rows of each language and label, and their share of the language's rows."""
+    groups = (
+        rows.select(["language", "label"]).group_by(["language", "label"]).aggregate([([], "count_all")]).to_pylist()
+    )
+    of_language: dict[str, int] = {}
+    of_both: dict[tuple[str, str], int] = {}
+    for group in groups:
+        language, count = group["language"], group["count_all"]
+        of_language[language] = of_language.get(language, 0) + count
+        for label in names([group["label"]], problem_type):
+            of_both[language, label] = of_both.get((language, label), 0) + count
+    return [
+        {"language": language, "label": label, "count": count, "share": count / of_language[language]}
+        for (language, label), count in sorted(of_both.items())
+    ]
+
+
+def labels_of_no_class(balance: Sequence[Mapping[str, Any]], rows: int) -> Iterator[Finding]:
+    """Labels whose names say that a row has no class, such as `unknown`; `rows` were counted in `balance`."""
+    counts: dict[str, int] = {}
+    for each in balance:
+        counts[each["label"]] = counts.get(each["label"], 0) + each["count"]
+    for label, count in counts.items():
+        if _NO_CLASS.match(label):
+            note = (
+                f"Label {shortened(label)} ({count:,} rows, {count / rows:.1%}) seems to name no class. "
+                "The model learns to predict it. Leave these rows out if you do not mean that."
+            )
+            yield Finding("labels_of_no_class", count, rows, note, None, [label])
+
+
+def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
+    """A sentence for each of the first few rare labels, and one for the others.
+
+    A label is rare below 0.5% of the rows, or below 20 rows. In a small set, where no label has 20, only the share
+    counts.
+    """
+    if problem_type == REGRESSION:
+        return []
+    counts = label_counts(train, problem_type)
+    limit = _FEW_SHARE * len(train)
+    if max(counts.values()) >= _FEW_ROWS:
+        limit = max(limit, _FEW_ROWS)
+    rare = sorted((label for label, count in counts.items() if count < limit), key=lambda label: counts[label])
+    usual = {label: count for label, count in counts.items() if count >= limit}
+    notes = []
+    for label in rare[:_MAX_LISTED]:
+        rows = f"{counts[label]} of {len(train):,} rows have label {shortened(label)}"
+        near = difflib.get_close_matches(label, usual, n=1)
+        meant = f"; is it {shortened(near[0])} ({usual[near[0]]:,} rows)?" if near else "; they teach little."
+        notes.append(
+            f"{train.origin} {train.source}: {rows}, first {first_location(train, label, problem_type)}{meant}"
+        )
+    if len(rare) > _MAX_LISTED:
+        notes.append(f"{train.origin} {train.source}: {len(rare) - _MAX_LISTED} more labels are as rare.")
+    return notes
+
+
+def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) -> list[Finding]:
+    """`label_sources`: what is common to many rows, and raises the share of one label by 10 percentage points or more.
+
+    Args:
+        rows: text, what is known of its source by name (such as `language`), and labels of each.
+    """
+    labels: Counter[str] = Counter()
+    of_feature: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    with_feature: Counter[str] = Counter()
+    number = 0
+    for text, source, given in rows:
+        number += 1
+        labels.update(given)
+        for feature in {*_features(text), *(f"{name} {value}" for name, value in source.items())}:
+            with_feature[feature] += 1
+            of_feature[feature].update(given)
+    found = []
+    for feature, count in with_feature.items():
+        if count == number or count < max(_MIN_ROWS, _MIN_SHARE * number):
+            continue
+        for label, both in of_feature[feature].items():
+            usual = labels[label] / number
+            above = both / count - usual
+            if above >= max(_SHOWN, _SIGMAS * (usual * (1 - usual) / count) ** 0.5):
+                note = (
+                    f"{both / count:.0%} of the {count:,} rows with {_without_word(feature)} have label "
+                    f"{shortened(label)}, but {usual:.0%} of all rows do. Check that the label follows the text, not "
+                    "its source."
+                )
+                example = f"{feature} -> {label}"
+                found.append((above, Finding("label_sources", both, count, note, None, [example], above >= _WARNS)))
+    return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _without_word(feature: str) -> str:
+    return f"the same {feature.split()[0]} word" if feature.startswith(_WORDS) else feature
+
+
+def _features(text: str) -> Iterator[str]:
+    words = text.split()
+    for where, word in zip(_WORDS, (words[0], words[-1]), strict=True):
+        yield f'{where}"{word.casefold()}"'
+    for placeholder in (HANDLE_PLACEHOLDER, URL_PLACEHOLDER):
+        if placeholder in words:
+            yield placeholder
+    bounds = zip((0, *_LENGTHS), (*_LENGTHS, None), strict=True)
+    shortest, longest = next(each for each in bounds if each[1] is None or len(text) < each[1])
+    yield f"{shortest} characters or more" if longest is None else f"{shortest} to {longest - 1} characters"

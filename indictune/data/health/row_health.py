@@ -27,14 +27,15 @@ from transformers import PreTrainedTokenizerBase
 from indictune.console_text import table
 from indictune.data.cache import StoredRows, build_once
 from indictune.data.columns import shortened
-from indictune.data.health.findings import MAX_EXAMPLES, Finding
-from indictune.data.health.row_findings import label_balance, label_sources, labels_of_no_class, near_duplicates
-from indictune.data.health.tokenizer_health import (
-    LanguageHealth,
-    language_health,
-    language_table,
-    sample_of_languages,
+from indictune.data.health.findings import (
+    MAX_EXAMPLES,
+    Finding,
+    label_balance,
+    label_sources,
+    labels_of_no_class,
+    near_duplicates,
 )
+from indictune.data.health.tokenizer_health import LanguageHealth, language_health, language_table, sample_of_languages
 from indictune.data.labels import REGRESSION, names
 from indictune.errors import Problems, problem
 from indictune.files import HEALTH
@@ -133,11 +134,7 @@ def measure(
     """Measure the rows of a run. Of more than 50,000 training rows, a random sample is compared with the others.
 
     Args:
-        splits: by name.
-        tokenizer: of the model.
         cut: tokens that a row may have, or the share of each language's rows that is cut.
-        found: before.
-        problem_type: of the run.
         has_labels: whether rows have a column `label`.
     """
     train = splits["train"]

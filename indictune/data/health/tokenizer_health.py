@@ -43,7 +43,6 @@ class LanguageHealth:
 
     Attributes:
         language: of the rows.
-        rows: all of the language.
         measured_rows: at most 1,000, drawn at random. `truncated_share` of conversations is of all rows.
         tokens_per_word: a word is what spaces separate.
         unknown_share: unknown tokens over all.
@@ -65,7 +64,6 @@ class UnknownTokens:
     """What a tokenizer does not know of the texts in one language and script.
 
     Attributes:
-        language: as the rows have it.
         script: as Unicode names it, such as `Malayalam`.
         tokens: measured.
         unknown: of them.
@@ -104,9 +102,7 @@ def check_unknown(
     """Refuse texts whose tokens are mostly unknown, and log the shares. `health` warns of fewer.
 
     Args:
-        texts: of the training rows.
         languages: of the same rows, as strings.
-        tokenizer: of the model.
         plan: names the model, and has `--max_unknown_share`.
 
     Raises:
@@ -184,10 +180,8 @@ def language_health(
     """The measures of a language, and what is to say of them.
 
     Args:
-        language: of the texts.
         rows: how many the language has.
         texts: of some of them; `BETWEEN_MESSAGES` separates those of a conversation.
-        tokenizer: of the model.
         cut: share of the rows that are cut; or, as a whole number, the tokens that a row may have.
     """
     ids = _ids_of_texts(texts, tokenizer)

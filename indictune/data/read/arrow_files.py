@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import smaller_batches
+from indictune.data.cache import smaller_batches, with_column
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, shortened, text_batches
 from indictune.data.read.open_files import PACKED, kind_of_file, opened
 from indictune.errors import UserError
@@ -38,7 +37,6 @@ def names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dic
 
     Args:
         names: of the classes 0, 1, ...
-        source: file or split, for messages.
         may_be_names: whether the values may also be names, as in files of text.
 
     Raises:
@@ -63,7 +61,7 @@ def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None]
         expected = ", ".join(list(dict.fromkeys(shortened(name) for name in known.values() if name))[:_MAX_LISTED])
         bad.add(row.pop("line"), "class-undeclared", row, role=role, name=shortened(values[index]), expected=expected)
     named = pa.array([known.get(value) for value in values], pa.string())
-    return batch.set_column(batch.schema.get_field_index(role), role, named).filter(pa.array(good, pa.bool_()))
+    return with_column(batch, role, named).filter(pa.array(good, pa.bool_()))
 
 
 def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -80,6 +78,7 @@ def named_class(value: Any, names: Sequence[str]) -> Any:
 
 
 ARROW_EXTENSIONS = (".parquet", ".arrow")
+_Batches = Callable[[int, list[str] | None], Iterator[pa.RecordBatch]]
 
 
 @contextmanager
@@ -101,15 +100,15 @@ def arrow_batches(
     chunk_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """The rows in the form of `read_batches`; class ids become the names that the file declares."""
-    with arrow_errors(path), _arrow_file(path) as file:
-        names = existing_columns(path, file.schema.names, columns, optional, bad)
-        declared = declared_classes(file.schema)
+    with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
+        names = existing_columns(path, schema.names, columns, optional, bad)
+        declared = declared_classes(schema)
         classes = {
             role: names_by_value(declared[name], path, may_be_names=False)
             for role, name in names.items()
-            if name in declared and role != "text" and pa.types.is_integer(file.schema.field(name).type)
+            if name in declared and role != "text" and pa.types.is_integer(schema.field(name).type)
         }
-        batches = file.batches(chunk_rows, list(dict.fromkeys(names.values())))
+        batches = batches_of(chunk_rows, list(dict.fromkeys(names.values())))
         listed = {name: declared[name] for role, name in names.items() if role in lists and name in declared}
         for batch in text_batches(_with_names_in_lists(batches, listed), names, optional, path, lists):
             for role, known in classes.items():
@@ -120,40 +119,26 @@ def arrow_batches(
 def _with_names_in_lists(
     batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
 ) -> Iterator[pa.RecordBatch]:
-    """Replace the class ids in columns of lists by names."""
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):
-                index, lists = batch.schema.get_field_index(column), batch[column].to_pylist()
-                batch = batch.set_column(index, column, pa.array([named_class(row, names) for row in lists]))
+                named = [named_class(row, names) for row in batch[column].to_pylist()]
+                batch = with_column(batch, column, pa.array(named))
         yield batch
 
 
 def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, object]]]:
     """The rows in the form of `read_records`; class ids become names, in lists too."""
-    with arrow_errors(path), _arrow_file(path) as file:
-        check_schema(path, file.schema)
-        classes = declared_classes(file.schema)
-        for number, record in numbered_rows(file.batches(chunk_rows)):
+    with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
+        check_schema(path, schema)
+        classes = declared_classes(schema)
+        for number, record in numbered_rows(batches_of(chunk_rows, None)):
             yield number, record_with_names(record, classes)
 
 
-@dataclass(frozen=True)
-class _ArrowFile:
-    schema: pa.Schema
-    reader: Any  # of the file: `pq.ParquetFile`, or a reader of pa.ipc
-
-    def batches(self, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, at most so many at a time."""
-        if isinstance(self.reader, pq.ParquetFile):
-            yield from self.reader.iter_batches(rows, columns=columns)
-        else:
-            batches = (batch.select(columns) if columns else batch for batch in self.reader)
-            yield from smaller_batches(batches, rows)
-
-
 @contextmanager
-def _arrow_file(path: str) -> Iterator[_ArrowFile]:
+def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _Batches]]:
+    """The schema of a file, and a function that yields so many rows of it at a time, with some columns or all."""
     if path.lower().endswith(PACKED):
         with opened(path) as packed:
             source: Any = pa.BufferReader(packed.read())
@@ -162,7 +147,11 @@ def _arrow_file(path: str) -> Iterator[_ArrowFile]:
     with source:
         if kind_of_file(path) == ".parquet":
             with pq.ParquetFile(source, page_checksum_verification=True) as file:
-                yield _ArrowFile(file.schema_arrow, file)
+                yield file.schema_arrow, lambda rows, columns: file.iter_batches(rows, columns=columns)
         else:
             reader = pa.ipc.open_stream(source)
-            yield _ArrowFile(reader.schema, reader)
+
+            def batches_of(rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+                return smaller_batches((batch.select(columns) if columns else batch for batch in reader), rows)
+
+            yield reader.schema, batches_of

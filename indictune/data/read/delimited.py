@@ -49,10 +49,8 @@ def columns_of_header(
     """Role -> column, as of `existing_columns`, with usual names for absent columns.
 
     Args:
-        path: the file.
         header: its column names, those of `form` included.
         sample: the first few rows, that of the header included.
-        form: of the file.
         columns: as of `read_batches`, like `optional` and `bad`.
 
     Raises:
@@ -158,7 +156,6 @@ class _Rows:
 
     Attributes:
         start: number of the row's first line.
-        lines: of the row.
         undecodable: number and first wrong byte of each line of the row that is not UTF-8.
         error: why the row cannot be read, or None.
     """
@@ -232,7 +229,6 @@ class _Rows:
 
 
 def _drained(lines: deque[Line]) -> Iterator[Line]:
-    """Take lines out, one by one."""
     while lines:
         yield lines.popleft()
 
@@ -247,7 +243,6 @@ class _Fault(NamedTuple):
 
 
 def _fault(rows: _Rows, fields: Sequence[str], header: Sequence[str]) -> _Fault | None:
-    """What is wrong with a row, or None."""
     counts = {"fields": len(fields), "expected": len(header)}
     if rows.error is not None:
         hides_rows = len(rows.lines) > 1 or "".join(rows.lines).count('"') % 2 == 1

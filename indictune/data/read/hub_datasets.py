@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows, numbered_files
-from indictune.data.cache import content_digest
+from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.read.arrow_files import arrow_errors, names_by_value, with_names
-from indictune.data.read.file_form import STANDARD, FileForm
+from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm
 from indictune.data.read.open_files import saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, Record, read_batches, read_records
 from indictune.errors import Problems, UserError, problem
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _FLAG = "--dataset_name"
 _EXTENSIONS = {"csv": (".csv", ".tsv"), "json": (".json", ".jsonl", ".ndjson")}  # by the builder's name
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # Settings of `datasets` that change no value.
 _HARMLESS = ("name", "version", "description", "data_dir", "data_files", "features", "sep", "chunksize")
 
@@ -123,11 +122,12 @@ def _splits_of_files(builder: DatasetBuilder, name: str) -> dict[str, SplitRows]
     import datasets
 
     kind, config = builder.name, builder.config
-    if changed := _changed_settings(config):
+    plain, names = type(config)(), [each.name for each in fields(config) if each.name not in _HARMLESS]
+    if changed := sorted(each for each in names if getattr(config, each) != getattr(plain, each)):
         raise UserError("dataset-settings", _FLAG, name, settings=", ".join(changed), kind=kind)
     for file in (file for of_split in config.data_files.values() for file in of_split):
         extension = Path(file).suffix.lower()
-        if extension not in _EXTENSIONS[kind] or (kind == "csv" and _DELIMITERS[extension] != config.sep):
+        if extension not in _EXTENSIONS[kind] or (kind == "csv" and DELIMITERS[extension] != config.sep):
             raise UserError("dataset-file-kind", _FLAG, name, file=file, expected=", ".join(_EXTENSIONS[kind]))
     declared = _declared(builder.info.features or {})
     files = datasets.DownloadManager().download(config.data_files)
@@ -138,13 +138,6 @@ def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]
     import datasets
 
     return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-
-
-def _changed_settings(config: Any) -> list[str]:
-    """Settings of the dataset's README.md that change how its files are read."""
-    plain = type(config)()
-    names = [each.name for each in fields(config) if each.name not in _HARMLESS]
-    return sorted(name for name in names if getattr(config, name) != getattr(plain, name))
 
 
 def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
@@ -177,7 +170,6 @@ def split_batches(
     """The rows of a split in the form of `read_batches`; class ids become the names that the dataset declares.
 
     Args:
-        rows: of the split.
         bad: gets the rows that cannot be used, and the files of the split if it has several.
         columns: as of `read_batches`, like `optional`. The test split of a dataset may lack the label.
         optional: columns that may be missing.
@@ -198,7 +190,9 @@ def split_batches(
     if isinstance(rows, SplitFiles):
         batches = _batches_of_files(rows, bad, columns, optional, lists, form)
     else:
-        batches = _batches_of_dataset(rows, columns, optional, lists)
+        present = existing_columns(str(rows.split), rows.column_names, columns, optional)
+        stored = _arrow_batches(rows.select_columns(list(dict.fromkeys(present.values()))))
+        batches = text_batches(stored, present, optional, str(rows.split), lists)
     for batch in batches:
         for role, known in classes.items():
             batch = with_names(batch, role, known, bad)
@@ -233,20 +227,11 @@ def _batches_of_files(
     for file, offset in numbered_files(rows.files, bad):
         with problems.collecting():
             for batch in read_batches(file, columns, optional, bad, lists, form):
-                yield _with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
+                yield with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
     missing = [str(each.value) for each in problems if each.code == "column-missing"]
     if missing and (others := {*rows.files} - {str(each.value) for each in problems}):
         problems.append(problem("files-differ", value=missing[0], other=min(others)))
     problems.raise_any()
-
-
-def _batches_of_dataset(
-    rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str], lists: frozenset[str]
-) -> Iterator[pa.RecordBatch]:
-    split = str(rows.split)
-    names = existing_columns(split, rows.column_names, columns, optional)
-    batches = _arrow_batches(rows.select_columns(list(dict.fromkeys(names.values()))))
-    yield from text_batches(batches, names, optional, split, lists)
 
 
 def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
@@ -254,7 +239,3 @@ def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
         raise UserError("no-rows", value=rows.split)
     for table in rows.with_format("arrow").iter(CHUNK_ROWS):
         yield from table.combine_chunks().to_batches()
-
-
-def _with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    return batch.set_column(batch.schema.get_field_index(name), name, column)

@@ -48,12 +48,6 @@ DECODER = json.JSONDecoder(
 ERRORS = (ValueError, RecursionError)
 
 
-def holds_lines(path: str) -> bool:
-    """Whether a .json file holds one object a line, as `datasets` and pandas write them, and no list."""
-    beginning = beginning_of(path)
-    return beginning.lstrip().startswith("{") and not is_list(beginning)
-
-
 def is_list(beginning: str) -> bool:
     """Whether a file that begins so holds a list, or an object with one as `data`."""
     return _LIST.match(beginning) is not None
@@ -256,7 +250,6 @@ def read_batches(
     xlsx and ods: the first sheet.
 
     Args:
-        path: the file.
         columns: role ("text", "label", "language") -> name of a column that the file must have.
         optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.
@@ -340,8 +333,9 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
 
 
 def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    is_list = extension == ".json" and not holds_lines(path)
-    return json_elements(path, bad) if is_list else decoded_json_lines(path, bad)
+    beginning = beginning_of(path) if extension == ".json" else "{"
+    has_lines = beginning.lstrip().startswith("{") and not is_list(beginning)  # as `datasets` and pandas write them
+    return decoded_json_lines(path, bad) if has_lines else json_elements(path, bad)
 
 
 def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:

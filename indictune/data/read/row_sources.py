@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments, SourceArguments
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
+from indictune.data.cache import with_column
 from indictune.data.columns import shortened
 from indictune.data.labels import MULTI_LABEL, look_like_lists
 from indictune.data.read.file_form import form_of
@@ -46,7 +47,6 @@ class TrainFiles:
         path: a file, a pattern, or a folder of a saved dataset.
         weight: how often each of their rows comes in an epoch, before languages are balanced.
         language: of rows that name none; None detects it.
-        files: that the path stands for.
     """
 
     path: str
@@ -116,8 +116,7 @@ def _batch(batch: pa.RecordBatch, languages: Sequence[str | None]) -> pa.RecordB
     of_entry = pa.array(languages, pa.string()).take(pa.array(files))
     given = batch["language"]
     is_named = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(given), ""), False)
-    column = batch.schema.get_field_index("language")
-    return batch.set_column(column, "language", pc.if_else(is_named, given, of_entry))
+    return with_column(batch, "language", pc.if_else(is_named, given, of_entry))
 
 
 def _record(item: Any, languages: Sequence[str | None]) -> tuple[int, dict[str, object]]:
@@ -194,11 +193,8 @@ def sources_by_split(
     """The sources by split. A file that a flag names replaces the dataset's own split.
 
     Args:
-        args: name the rows.
         problems: get a dataset that cannot be found. A missing file is reported when it is read. Nothing is downloaded
             if there are problems already.
-        builtin: name of the built-in dataset of this kind.
-        read: yields the rows of a split.
     """
     sources: dict[str, Source[Item]] = {}
     name = args.dataset_name
@@ -240,7 +236,6 @@ def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split
 
 
 def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
-    """The rows of `--train_files`."""
     with attributed_to(FLAG):
         entries = entries_of(words)
     rows = SplitFiles(tuple(file for entry in entries for file in entry.files))

@@ -54,9 +54,7 @@ def window_encoder(
     quarters after the previous one, and the last one ends with the text.
 
     Args:
-        tokenizer: of the model.
         whole: token ids of texts, uncut.
-        max_length: of a window.
         long_text: `head_tail` or `window`.
 
     Raises:
@@ -110,8 +108,6 @@ def usual_length(texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, pos
     Of many texts, up to 20,000 are measured, evenly spaced.
 
     Args:
-        texts: of the training rows.
-        tokenizer: of the model.
         positions: of the model; None for no limit.
     """
     step = -(-len(texts) // _MEASURED_TEXTS)
@@ -140,7 +136,7 @@ _FATES = {
     "head_tail": "longer ones lose their middles",
     "window": "longer ones are read in windows",
 }
-Encode = Callable[[list[str]], list[list[int]]]
+Encode = Callable[[list[str]], list[Ids]]
 
 
 def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
@@ -162,11 +158,9 @@ def tokenise_splits(
 
     Args:
         splits: each label of their rows is one of `labels`.
-        tokenizer: of the model.
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
         problem_type: says which targets the labels become, as in the model's configuration.
-        long_text: how longer texts are read.
 
     Returns:
         By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
@@ -196,7 +190,6 @@ def tokenise_splits(
 
 
 def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
-    """Each label with its number of rows."""
     if problem_type == REGRESSION:
         return ", ".join(labels)
     counts = label_counts(rows, problem_type)
@@ -205,10 +198,7 @@ def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) 
 
 
 def check_lengths(
-    given: Mapping[str, StoredRows],
-    datasets: Mapping[str, Dataset],
-    max_length: int,
-    long_text: LongText = "truncate",
+    given: Mapping[str, StoredRows], datasets: Mapping[str, Dataset], max_length: int, long_text: LongText = "truncate"
 ) -> None:
     """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
     problems = Problems()
@@ -283,10 +273,7 @@ def windows_of(
     """How texts become windows of at most `max_length` tokens. All have one, but for long texts in `window`.
 
     Args:
-        tokenizer: of the model.
         max_length: of a window, special tokens included.
-        sample: some texts.
-        long_text: how longer texts are read.
 
     Raises:
         UserError: the tokenizer is not known to allow it.

@@ -19,7 +19,7 @@ from indictune.distributed.devices import dtype_of
 from indictune.distributed.parallelism import max_norm
 from indictune.distributed.sharding import unwrapped
 from indictune.files import Record, json_line
-from indictune.tasks.objective import Collator
+from indictune.tasks.protocol import Collator
 from indictune.training.exact_trainer import ExactTrainer
 
 _INITIAL = "initial-weights"  # removed once they are hashed

