@@ -19,7 +19,7 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.data import labels
 from indictune.data.batching import TrainingBatches
-from indictune.distributed import strategy_limits, zero
+from indictune.distributed import strategy, zero
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
 from indictune.files import RECIPE, write_json
@@ -144,7 +144,7 @@ _HOUSEKEEPING = re.compile(
     "profile_steps|snapshot_steps|divergence_check_steps|run_name|project|verbose|ignore_data_skip|prediction_loss_only|per_device_eval_batch_size|batch_eval_metrics|"
     "(activation|gradient)_(checkpointing|accumulation).*|on_nonfinite|max_nonfinite_steps|skip_memory_metrics|"
     "include_.*|num_sample_generations|report|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"
-    f"{strategy_limits.FLAGS_OF_STRATEGIES})"
+    f"{strategy.FLAGS_OF_STRATEGIES})"
 )
 
 # Values of --optim with the same state.
@@ -204,8 +204,8 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
         if _fits_no_other(name, was, is_now, before)
     ]
     optim = None if "optim" in [each.flag[2:] for each in found] else before.get("optim")
-    parts = strategy_limits.parts_of_matrices(manifest.files)
-    lost = strategy_limits.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
+    parts = strategy.parts_of_matrices(manifest.files)
+    lost = strategy.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
     if lost is not None:
         now_parts = 1 if launch.deepspeed is None else launch.axes.tensor
         names = {"before": _launch_name(manifest, parts), "now": _launch_name(launch, now_parts)}

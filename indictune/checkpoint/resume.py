@@ -12,8 +12,8 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune.checkpoint import store
-from indictune.distributed import collectives, convert_state, node_disks
+from indictune.checkpoint import model_state, store
+from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 
@@ -140,7 +140,7 @@ class AllRanksReader(Reader):
         if self.args.save_on_each_node:
             self._give_to_other_disks(checkpoint)
         manifest = store.read_manifest(checkpoint)
-        problems = store.damage(checkpoint, share=node_disks.share_of_files(self.args))
+        problems = store.damage(checkpoint, share=collectives.share_of_files(self.args))
         parts = collectives.gather_from_all((problems, manifest.save if manifest else ""))
         if len({save for _, save in parts if save}) > 1:
             return [f"{checkpoint} is of another save on another node's disk"]
@@ -157,7 +157,7 @@ class AllRanksReader(Reader):
         output_dir = Path(str(self.args.output_dir))
         is_whole = not store.damage(checkpoint, thorough=False)
         gives = is_whole and (self.trust_checkpoint or why_not_own(checkpoint, output_dir) is None)
-        node_disks.give_files(checkpoint, gives, self.args, self.disks_group)
+        collectives.give_files(checkpoint, gives, self.args, self.disks_group)
         collectives.barrier()
 
 
@@ -264,7 +264,7 @@ def can_load_best(best: Path, reader: AllRanksReader) -> bool:
     problems = reader.damage(best)
     if problems:
         logger.warning("%s, the best, cannot be loaded: %s", best.name, "; ".join(problems[:3]))
-    elif convert_state.is_in_parts(best) or not any(best.glob("*.safetensors")):
+    elif model_state.is_in_parts(best) or not any(best.glob("*.safetensors")):
         output_dir = Path(str(reader.args.output_dir))
         check_trusted(best, output_dir, reader.trust_checkpoint, "--load_best_model_at_end from")
     return not problems

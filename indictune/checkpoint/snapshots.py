@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from indictune.checkpoint import store
 from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest, Unfinished
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import collectives, node_disks
+from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.files import write_whole
 
@@ -45,7 +45,7 @@ def _of_user() -> Path:
 
 
 @dataclass(frozen=True)
-class Held:
+class SnapshotOnNodes:
     """A snapshot on several nodes.
 
     Attributes:
@@ -77,11 +77,11 @@ class Snapshots:
         self.output_dir = Path(str(args.output_dir))
         self.folder = _of_user() / self._agreed_name()
         _make_private(self.folder)
-        is_shared = node_disks.disk_is_shared(self.folder, args)
+        is_shared = collectives.disk_is_shared(self.folder, args)
         self.first = 0 if is_shared else args.process_index - args.local_process_index
         self._firsts_of_ranks = collectives.gather_from_all(self.first)
         self.firsts = sorted(set(self._firsts_of_ranks))
-        self._group = node_disks.group_of(self.firsts, args)
+        self._group = collectives.group_of(self.firsts, args)
 
     def _agreed_name(self) -> str:
         """A name that no other run has. It stays when the run resumes, on other nodes too."""
@@ -121,7 +121,7 @@ class Snapshots:
         listed = collectives.gather_from_all((own, uuid.uuid4().hex))
         if self._is_first:
             if self._group is not None:
-                node_disks.give_to_next(written, own, self._group)
+                collectives.give_to_next(written, own, self._group)
             files = {name: FileDigest(0, "") for names, _ in listed for name in names}
             store.seal(written, replace(manifest, files=files, save=listed[0][1]))
         collectives.barrier()
@@ -154,7 +154,7 @@ class Snapshots:
         sharing = [rank for rank, first in enumerate(self._firsts_of_ranks) if first == self.first]
         return list(names[sharing.index(self.args.process_index) :: len(sharing)])
 
-    def newest_whole(self) -> Held | None:
+    def newest_whole(self) -> SnapshotOnNodes | None:
         """The newest snapshot that all memories together have whole; None if there is none."""
         mine: dict[int, tuple[Manifest, list[str]]] = {}
         for each in store.checkpoints_in(self.folder):
@@ -167,10 +167,10 @@ class Snapshots:
             manifest = next(iter(parts.values()))[0]
             files = {first: names for first, (found, names) in parts.items() if found.save == manifest.save}
             if manifest.files.keys() <= {name for names in files.values() for name in names}:
-                return Held(manifest, files)
+                return SnapshotOnNodes(manifest, files)
         return None
 
-    def copy_to_disk(self, held: Held, disks_group: ProcessGroup | None) -> None:
+    def copy_to_disk(self, held: SnapshotOnNodes, disks_group: ProcessGroup | None) -> None:
         """Make a checkpoint of a snapshot. Each file comes from the first memory that has it."""
         mine = set(held.files.get(self.first, ()))
         if not self.args.save_on_each_node:

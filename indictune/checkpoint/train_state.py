@@ -15,9 +15,9 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import safe_globals
 
+from indictune.checkpoint import model_state
+from indictune.checkpoint.model_state import ModelState, engine_keeps
 from indictune.checkpoint.store import step_of
-from indictune.distributed import convert_state
-from indictune.distributed.model_state import ModelState, engine_keeps
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class TrainState:
         if not engine_keeps(self.scheduler):
             stored = torch.load(checkpoint / SCHEDULER, weights_only=True)
             groups = len(self.model.optimizer.param_groups)
-            self.scheduler.load_state_dict(convert_state.fit_schedule(stored, groups))
+            self.scheduler.load_state_dict(model_state.fit_schedule(stored, groups))
         if self.scaler is not None and (checkpoint / SCALER).is_file():
             self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
 

@@ -48,7 +48,7 @@ class RankDifference(NamedTuple):
     expected: str
 
 
-def host() -> str:
+def host_name() -> str:
     """The name of this machine, for messages."""
     return socket.gethostname()
 
@@ -65,7 +65,9 @@ def short_values(values: Values) -> dict[str, str]:
     return {name: _short(str(value)) for name, value in values.items()}
 
 
-def differences(rank: int, of_host: str, own: Mapping[str, str], expected: Mapping[str, str]) -> list[RankDifference]:
+def differences_to_rank_0(
+    rank: int, of_host: str, own: Mapping[str, str], expected: Mapping[str, str]
+) -> list[RankDifference]:
     """Where the values of a rank, from `shown`, are not those of rank 0. A value may be missing on one of them."""
     names = sorted({*own, *expected})
     both = [(name, own.get(name, _ABSENT), expected.get(name, _ABSENT)) for name in names]
@@ -130,7 +132,7 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     everyone = collectives.gather_from_all({part: hash(tuple(own.values())) for part, own in held.items()})
     if all(len({each[part] for each in everyone if part in each}) == 1 for part in set().union(*everyone)):
         return
-    details = collectives.gather_from_all((host(), held))
+    details = collectives.gather_from_all((host_name(), held))
     faults = faults_in([each for _, each in details])
     first = faults[0]
     names: dict[str, Any] = {"step": step, "rank": first.rank, "host": details[first.rank][0], "other": first.other}
@@ -268,16 +270,16 @@ def unreachable(environ: Mapping[str, str], error: DistError) -> Problem:
     return problem("first-node-unreachable", "MASTER_ADDR", where, reason=str(error).partition("\n")[0])
 
 
-def leave(environ: Mapping[str, str], message: str) -> None:
+def tell_other_nodes(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
     if is_one_node(environ):
         return
-    may_wait = process_group.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    may_wait = process_group.most_restarts(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if may_wait and not _CONNECTED:
         return  # all other ranks would have to come
     with suppress(DistError):
         store = _store(environ, _STRAGGLERS_S)
-        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), host(), message]))
+        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), host_name(), message]))
         time.sleep(_FAREWELL_S)
 
 
@@ -287,7 +289,7 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
         timeout = timedelta(seconds=timeout_s)
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         name = process_group.attempt(environ)
-        if process_group.limit(environ):  # torchrun may start a run again in the same store, with other nodes
+        if process_group.most_restarts(environ):  # torchrun may start a run again in the same store, with other nodes
             name = process_group.agree_on_name(store, rank, world_size, timeout)
         _CONNECTED.append(PrefixStore(f"indictune/{name}", store))
     return _CONNECTED[0]
@@ -305,11 +307,11 @@ class _Meeting:
         deadline = time.monotonic() + timeout_s
         mine = short_values(own)
         if self.launch.rank == 0:
-            self.store.set("expected", json.dumps([host(), mine]))
+            self.store.set("expected", json.dumps([host_name(), mine]))
         if not self._wait_for("expected", deadline):
             return self._refusal()
         host_of_0, expected = json.loads(self.store.get("expected"))
-        found = differences(self.launch.rank, host(), mine, expected)
+        found = differences_to_rank_0(self.launch.rank, host_name(), mine, expected)
         for each in found:
             self.store.set(f"difference-{self.store.add('differences', 1)}", json.dumps(each))
         if found:

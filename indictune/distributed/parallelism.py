@@ -224,7 +224,7 @@ def _weights_sent(model: nn.Module, launch: Launch, args: IndicTrainingArguments
 @torch.no_grad()
 def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArguments) -> None:
     """Fill this rank's part of a weight; None if it is on other ranks."""
-    from indictune.distributed.convert_state import split_like
+    from indictune.distributed.sharding import split_like
 
     is_first = args.process_index == 0
     sent = whole.to(args.device) if is_first else torch.empty_like(whole, device=args.device)

@@ -36,7 +36,7 @@ def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Int
     return common
 
 
-def length(spans: Iterable[Interval]) -> float:
+def total_length(spans: Iterable[Interval]) -> float:
     """The time in spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
@@ -124,7 +124,7 @@ def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
     busy = union([*compute, *communication])
 
     def mean(spans: Iterable[Interval]) -> float:
-        return length(spans) / _MICROSECONDS / len(steps)
+        return total_length(spans) / _MICROSECONDS / len(steps)
 
     gaps = {}
     for number, phase in enumerate(PHASES):
@@ -134,7 +134,7 @@ def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
     return RankTimes(rank, len(steps), mean(windows), mean(compute), mean(communication), overlapped, gaps)
 
 
-def slowest(times: Sequence[RankTimes]) -> Slowest | None:
+def slowest_rank(times: Sequence[RankTimes]) -> Slowest | None:
     """The rank that holds up the others; None if there are no others."""
     if len(times) < 2:
         return None

@@ -86,7 +86,7 @@ class RollCall:
     def __init__(self, environ: Mapping[str, str], timeout_s: float, report: Callable[[list[Outcome]], None]) -> None:
         self.rank, self.world_size, self.timeout_s = rank_of(environ), world_size_of(environ), timeout_s
         self._report = report
-        self._place = Place(0, "the start", os.getpid(), agreement.host())
+        self._place = Place(0, "the start", os.getpid(), agreement.host_name())
         self._since = 0.0  # of the wait; 0 for none
         self._limit_s = timeout_s
         self._is_over = threading.Event()
@@ -303,7 +303,7 @@ def why_silent(pid: int, host: str) -> tuple[str, str]:
         host: where it runs. Of another node nothing is known.
     """
     look = f"On {host}, type: ps -o stat= -p {pid}. T is stopped, D waits for a disk."
-    if host != agreement.host():
+    if host != agreement.host_name():
         return "stopped, gone, or busy outside Python", look
     try:
         state = psutil.Process(pid).status()

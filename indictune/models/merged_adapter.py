@@ -86,9 +86,7 @@ def merge(
     return f"{target}: {type(model).__name__} in {form}, merged from {merged_from}."
 
 
-def _base(
-    adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool
-) -> ModelArguments:
+def _base(adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool) -> ModelArguments:
     """The base, at the commit that the adapter was trained on.
 
     Raises:

@@ -12,7 +12,7 @@ from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
 from indictune.distributed.pipeline.layout import check_pipeline
-from indictune.distributed.strategy_limits import (
+from indictune.distributed.strategy import (
     check_bad_steps,
     check_communication,
     check_optimizer_of_strategy,

@@ -17,7 +17,7 @@ from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choo
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.strategy_limits import (
+from indictune.distributed.strategy import (
     check_bad_steps,
     check_communication,
     check_optimizer_of_strategy,
@@ -58,7 +58,7 @@ def resumed_checkpoint(plan: AnyPlan) -> Path | None:
 
 def _check_restarts(plan: AnyPlan) -> list[Problem]:
     """Refuse a launcher that restarts a command with a named checkpoint. Without a name it resumes by itself."""
-    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.limit(plan.environ)
+    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.most_restarts(plan.environ)
     if not max_restarts or asked in (None, AUTO):
         return []
     return [problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts)]

@@ -35,6 +35,7 @@ from indictune.training.upstream import has_prepared_model
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
 
+
 def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
 

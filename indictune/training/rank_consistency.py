@@ -62,12 +62,12 @@ def check_alike(
         return
     values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
     own = agreement.short_values(values | flags_of_steps(given, in_files))
-    everyone = collectives.gather_from_all((agreement.host(), own))
+    everyone = collectives.gather_from_all((agreement.host_name(), own))
     host_of_0, expected = everyone[0]
     found = [
         difference
         for rank, (host, of_rank) in enumerate(everyone)
-        for difference in agreement.differences(rank, host, of_rank, expected)
+        for difference in agreement.differences_to_rank_0(rank, host, of_rank, expected)
     ]
     if problems := agreement.rank_problems(found, host_of_0):
         raise UserError(problems=problems)

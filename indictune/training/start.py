@@ -19,19 +19,13 @@ from indictune.config.recipe import resolved
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
-from indictune.distributed import (
-    collectives,
-    node_disks,
-    process_group,
-    sharding,
-    strategy_file,
-)
+from indictune.distributed import collectives, process_group, sharding, strategy
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
-from indictune.distributed.strategy_limits import check_communication
+from indictune.distributed.strategy import check_communication
 from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
@@ -217,12 +211,12 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
     """
-    run.warn(strategy_file.notes(plan))
+    run.warn(strategy.notes_on_file(plan))
     if plan.launch.from_file:
-        logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
+        logger.info("From the strategy file: %s", strategy.taken_values(plan))
     decided = process_group.start_process_group(plan.launch, os.environ, plan.training.ddp_timeout)
     args = plan.recipe.build(type(plan.training), **{**plan.derived, **decided, **run.console_values})
-    sharding.check_came_up(plan.launch, args)
+    sharding.check_strategy_started(plan.launch, args)
     run.warn(sharding.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
     run.plan = plan
@@ -236,7 +230,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
         UserError: another run writes to this disk, or the checkpoint is damaged or does not fit.
     """
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
-    args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
+    args.save_on_each_node = not collectives.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
         run.lock_folder()  # on the disk of a node without rank 0
     if args.should_save:
@@ -244,7 +238,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     collectives.barrier()
     asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
-    disks_group = node_disks.group_of_disks(args)
+    disks_group = collectives.group_of_disks(args)
     if args.snapshot_steps:
         from indictune.checkpoint import snapshots
 

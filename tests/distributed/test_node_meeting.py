@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from indictune.config.plan import Launch
 from indictune.distributed import agreement
-from indictune.distributed.agreement import leave, meet
+from indictune.distributed.agreement import meet, tell_other_nodes
 from indictune.errors import Problem
 from tests.ranks.launching import free_port
 
@@ -66,7 +66,7 @@ def test_all_ranks_hear_of_all_differences() -> None:
 @pytest.mark.usefixtures("store")
 def test_a_rank_that_cannot_run_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_FAREWELL_S", 0.0)
-    leave(environment(1, 2), "2 problems:\n  1. no such file")
+    tell_other_nodes(environment(1, 2), "2 problems:\n  1. no such file")
     ((found,),) = met({"x": 1}, ranks=2)
     assert (found.code, found.details["rank"]) == ("other-node-refused", 1)
     assert found.value == "2 problems: 1. no such file"
@@ -88,4 +88,4 @@ def test_a_store_that_nobody_serves_is_named(store: TCPStore, monkeypatch: pytes
 def test_ranks_of_one_node_do_not_meet() -> None:
     values: Callable[[], Values] = lambda: pytest.fail("asked")  # noqa: E731
     assert meet("here", values, Launch("ddp", 2, 2), {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 1.0) == []
-    leave({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "")
+    tell_other_nodes({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "")

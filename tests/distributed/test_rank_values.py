@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from indictune.config.plan import Axes, Launch
 from indictune.distributed import agreement
-from indictune.distributed.agreement import RankDifference, differences, rank_problems, short_values
+from indictune.distributed.agreement import RankDifference, differences_to_rank_0, rank_problems, short_values
 
 
 def test_a_value_that_differs_or_is_missing_is_a_difference() -> None:
-    found = differences(1, "b", {"torch": "2.12", "trl": "1.16"}, {"torch": "2.13", "peft": "0.21", "trl": "1.16"})
+    found = differences_to_rank_0(
+        1, "b", {"torch": "2.12", "trl": "1.16"}, {"torch": "2.13", "peft": "0.21", "trl": "1.16"}
+    )
     assert found == [RankDifference(1, "b", "peft", "none", "0.21"), RankDifference(1, "b", "torch", "2.12", "2.13")]
 
 

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from indictune.doctor.check_lines import Outcome, exit_code, merged, named_ranks
-from indictune.doctor.collective_checks import COLLECTIVES, bandwidth_line, bus_bandwidth, gpu_link, wrong_lines
-from indictune.doctor.compare_ranks import alike_lines, clock_lines, link_lines, rank_lines, rounds_of_pairs
 from indictune.doctor.machine import gpu_lines
+from indictune.doctor.rank_checks import (
+    COLLECTIVES,
+    alike_lines,
+    bandwidth_line,
+    bus_bandwidth,
+    clock_lines,
+    gpu_link,
+    link_lines,
+    rank_lines,
+    rounds_of_pairs,
+    wrong_lines,
+)
 from indictune.doctor.roll_call import outside_torch
 
 ONE, TWO = ["a", "a", "a", "a"], ["a", "a", "b", "b"]  # hosts of 4 ranks

@@ -429,7 +429,7 @@ def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
     flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20", "--async_save", "true", *unevaluated)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), flags)
-    result = job.start("SLOW@indictune.distributed.model_state:write:2+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
+    result = job.start("SLOW@indictune.checkpoint.model_state:write:2+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(6, "rollback")]
     before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (4, 6))

@@ -20,11 +20,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
-from indictune.distributed.convert_state import own_weights
 from indictune.distributed.pipeline.layout import bubble, chunks_of
-from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
+from indictune.distributed.pipeline.runner import Batch, IdleTime, Runner, StageLinks
 from indictune.distributed.pipeline.stages import Stages, shard, sum_with
-from indictune.distributed.sharding import average_gradients, local_part, unwrapped
+from indictune.distributed.sharding import average_gradients, local_part, own_weights, unwrapped
 from indictune.distributed.upstream import save_whole
 
 
@@ -192,8 +191,8 @@ class Pipeline:
         pipelines = mesh.mesh.flatten(1).T.tolist()
         self._last: int = torch.distributed.get_global_rank(self.group, self._ranks - 1)
         self._device, self._in_bf16 = args.device, args.bf16
-        self._waits = Waits(args.device)
-        links = Links(pipelines, is_ring=chunks > 1)
+        self._waits = IdleTime(args.device)
+        links = StageLinks(pipelines, is_ring=chunks > 1)
         self._runner = Runner(stages, links, self._rank, self._ranks, schedule, self._autocast, self._waits)
         self._stages = stages
         self._shards = mesh["copies"] if axes.is_sharded else None
