@@ -145,7 +145,7 @@ class Checkpoints:
     @cached_property
     def writers(self) -> ProcessGroup | None:
         """A group of all ranks for writing in the background."""
-        return collectives.group_of_writers(self.args)
+        return collectives.group_of(list(range(self.args.world_size)), self.args)
 
     @property
     def step(self) -> int:

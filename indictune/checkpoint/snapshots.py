@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
@@ -44,17 +44,8 @@ def _of_user() -> Path:
     return MEMORY / f"indictune-{os.getuid()}"
 
 
-@dataclass(frozen=True)
-class SnapshotOnNodes:
-    """A snapshot on several nodes.
-
-    Attributes:
-        manifest: of its step; it names the files of all nodes.
-        files: that each memory has, by the lowest rank that shares it.
-    """
-
-    manifest: Manifest
-    files: Mapping[int, Collection[str]]
+# A manifest that names the files of all nodes, and those that each memory has, by the lowest rank that shares it.
+SnapshotOnNodes = tuple[Manifest, Mapping[int, Collection[str]]]
 
 
 class Snapshots:
@@ -167,20 +158,20 @@ class Snapshots:
             manifest = next(iter(parts.values()))[0]
             files = {first: names for first, (found, names) in parts.items() if found.save == manifest.save}
             if manifest.files.keys() <= {name for names in files.values() for name in names}:
-                return SnapshotOnNodes(manifest, files)
+                return manifest, files
         return None
 
-    def copy_to_disk(self, held: SnapshotOnNodes, disks_group: ProcessGroup | None) -> None:
+    def copy_to_disk(self, snapshot: SnapshotOnNodes, disks_group: ProcessGroup | None) -> None:
         """Make a checkpoint of a snapshot. Each file comes from the first memory that has it."""
-        mine = set(held.files.get(self.first, ()))
+        manifest, files = snapshot
+        mine = set(files.get(self.first, ()))
         if not self.args.save_on_each_node:
-            mine -= {name for first, names in held.files.items() if first < self.first for name in names}
-        step = held.manifest.step
-        target = store.path_of(self.output_dir / UNFINISHED, step)
-        copy_snapshot(self._share(sorted(mine)), store.path_of(self.folder, step), target)
+            mine -= {name for first, names in files.items() if first < self.first for name in names}
+        target = store.path_of(self.output_dir / UNFINISHED, manifest.step)
+        copy_snapshot(self._share(sorted(mine)), store.path_of(self.folder, manifest.step), target)
         settled: Future[dict[str, FileDigest]] = Future()
         settled.set_result(store.sync_share(target, self.args, disks_group))
-        store.commit(Unfinished(target, held.manifest, settled), self.args)
+        store.commit(Unfinished(target, manifest, settled), self.args)
 
 
 def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: ProcessGroup | None) -> None:
@@ -197,12 +188,12 @@ def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: Proc
         UserError: another user has the folder in memory.
     """
     snapshots = Snapshots(args)
-    held = snapshots.newest_whole() if may_use else None
+    newest = snapshots.newest_whole() if may_use else None
     whole = [each for each in store.checkpoints_in(snapshots.output_dir) if store.read_manifest(each)]
     on_disk = collectives.gather_from_all(max(map(store.step_of, whole), default=-1))
-    if held is not None and held.manifest.step > max(on_disk):
-        snapshots.copy_to_disk(held, disks_group)
-        logger.info("checkpoint-%d comes from a snapshot in memory", held.manifest.step)
+    if newest is not None and newest[0].step > max(on_disk):
+        snapshots.copy_to_disk(newest, disks_group)
+        logger.info("checkpoint-%d comes from a snapshot in memory", newest[0].step)
     snapshots.end()
     if len(snapshots.firsts) == 1:
         logger.info("%s %d: there is no other node to hold a copy", FLAG, args.snapshot_steps)

@@ -62,13 +62,16 @@ def of_strategy(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 def short_values(values: Values) -> dict[str, str]:
     """Values as short texts. A long one is cut, and has a digest, so that two texts are equal if the values are."""
-    return {name: _short(str(value)) for name, value in values.items()}
+    texts = {name: str(value) for name, value in values.items()}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
+    long = {name: f"{text[:_SHOWN]}... (digest {digests[name]})" for name, text in texts.items() if len(text) > _SHOWN}
+    return texts | long
 
 
 def differences_to_rank_0(
     rank: int, of_host: str, own: Mapping[str, str], expected: Mapping[str, str]
 ) -> list[RankDifference]:
-    """Where the values of a rank, from `shown`, are not those of rank 0. A value may be missing on one of them."""
+    """Where the `short_values` of a rank are not those of rank 0. A value may be missing on one of them."""
     names = sorted({*own, *expected})
     both = [(name, own.get(name, _ABSENT), expected.get(name, _ABSENT)) for name in names]
     return [RankDifference(rank, of_host, *each) for each in both if each[1] != each[2]]
@@ -86,12 +89,6 @@ def rank_problems(found: Sequence[RankDifference], host_of_0: str) -> list[Probl
         more = {"ranks": place, "host": host_of_0, "expected": each.expected}
         problems.append(problem("ranks-differ", each.name, each.value, **more))
     return problems
-
-
-def _short(text: str) -> str:
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]}... (digest {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 Digests = dict[str, int]  # by the name that a message has for a tensor
@@ -240,26 +237,34 @@ _FAREWELL_S = 1.0  # how long a rank that ends lets the others read why: its lau
 _CONNECTED: list[Store] = []  # one at most. It is kept: without a store of the launcher, rank 0 serves it
 
 
-def meet(
-    place: str, values: Callable[[], Values], launch: Launch, environ: Mapping[str, str], timeout_s: float
+def agree(
+    moment: str, values: Callable[[], Values], launch: Launch, environ: Mapping[str, str], timeout_s: float
 ) -> list[Problem]:
-    """Wait for the ranks of all nodes, and compare their values. All ranks must call it; on one node it does nothing.
+    """Compare values that all ranks must have alike. All ranks must call it.
+
+    Before the process group is up, the ranks of several nodes meet at the store of the launch; those of one node then
+    have nothing to compare.
 
     Args:
-        place: name of the meeting.
-        values: gives those of this rank that all must have alike.
+        moment: of the run, by name: each has another one.
+        values: gives those of this rank.
         launch: of this rank.
         environ: of this process.
-        timeout_s: after which the meeting ends without those that did not come; the process group waits for them next.
+        timeout_s: after which a meeting ends without those that did not come; the process group waits for them next.
 
     Returns:
         What differs from rank 0, on which rank and host; or why another rank cannot run. The same on all ranks.
     """
+    if torch.distributed.is_initialized():
+        everyone = collectives.gather_from_all((host_name(), short_values(values())))
+        host_of_0, expected = everyone[0]
+        found = [differences_to_rank_0(rank, *each, expected) for rank, each in enumerate(everyone)]
+        return rank_problems(list(itertools.chain(*found)), host_of_0)
     if is_one_node(environ):
         return []
-    OWN_PROGRESS.passed(f"meeting the other nodes {place}")
+    OWN_PROGRESS.passed(f"meeting the other nodes {moment}")
     try:
-        return _Meeting(_store(environ, timeout_s), place, launch).hold(values(), timeout_s)
+        return _Meeting(_store(environ, timeout_s), moment, launch).hold(values(), timeout_s)
     except DistError as error:
         return [unreachable(environ, error)]
 
@@ -298,8 +303,8 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
 class _Meeting:
     """One meeting of all ranks of a launch."""
 
-    def __init__(self, store: Store, place: str, launch: Launch) -> None:
-        self.store = PrefixStore(place, store)
+    def __init__(self, store: Store, moment: str, launch: Launch) -> None:
+        self.store = PrefixStore(moment, store)
         self.of_launch = store
         self.launch = launch
 
@@ -319,7 +324,9 @@ class _Meeting:
         if self.store.add("arrived", 1) == self.launch.world_size:
             self.store.set("complete", "")
         has_come = self._wait_for("complete", deadline)
-        return rank_problems(self._differences(), host_of_0) or ([] if has_come else self._refusal())
+        stored = [self.store.get(f"difference-{each + 1}") for each in range(self.store.add("differences", 0))]
+        differing = [RankDifference(*json.loads(each)) for each in stored]
+        return rank_problems(differing, host_of_0) or ([] if has_come else self._refusal())
 
     def _wait_for(self, key: str, deadline: float) -> bool:
         """Whether a key is there in time, and before a rank refuses to run."""
@@ -332,10 +339,6 @@ class _Meeting:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         return True
-
-    def _differences(self) -> list[RankDifference]:
-        count = self.store.add("differences", 0)
-        return [RankDifference(*json.loads(self.store.get(f"difference-{number + 1}"))) for number in range(count)]
 
     def _refusal(self) -> list[Problem]:
         if not self.of_launch.check([_REFUSED]):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -119,8 +119,7 @@ def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
     """A group of the first rank of every disk; None if there is one disk. All ranks must call it."""
     if not args.save_on_each_node:
         return None
-    firsts = sorted(set(gather_from_all(disk_of(args))))
-    return new_cpu_group(args.ddp_timeout_delta, firsts)
+    return group_of(sorted(set(gather_from_all(disk_of(args)))), args)
 
 
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:
@@ -170,17 +169,9 @@ def _give(path: Path, giver: int, is_lacking: bool, group: ProcessGroup) -> None
         written.rename(path)
 
 
-class _Piece(NamedTuple):
-    """A part of a file."""
-
-    name: str
-    start: int
-    length: int
-
-
-def group_of(firsts: list[int], args: TrainingArguments) -> ProcessGroup | None:
-    """A group of the first rank of each node; None for one node. All ranks must call it."""
-    return new_cpu_group(args.ddp_timeout_delta, firsts) if len(firsts) > 1 else None
+def group_of(ranks: list[int], args: TrainingArguments) -> ProcessGroup | None:
+    """A group of some ranks, apart from the training's own; None for one rank. All ranks must call it."""
+    return new_cpu_group(args.ddp_timeout_delta, ranks) if len(ranks) > 1 else None
 
 
 def give_to_next(folder: Path, names: Sequence[str], group: ProcessGroup) -> None:
@@ -201,31 +192,23 @@ def give_to_next(folder: Path, names: Sequence[str], group: ProcessGroup) -> Non
     for mine, theirs in zip_longest(sent, received):
         sending = None
         if mine is not None:
-            with (folder / mine.name).open("rb") as file:
-                file.seek(mine.start)
-                content = torch.frombuffer(bytearray(file.read(mine.length)), dtype=torch.uint8)
+            name, start, length = mine
+            with (folder / name).open("rb") as file:
+                file.seek(start)
+                content = torch.frombuffer(bytearray(file.read(length)), dtype=torch.uint8)
             sending = torch.distributed.isend(content, group=group, group_dst=after)
         if theirs is not None:
-            arrived = torch.empty(theirs.length, dtype=torch.uint8)
+            name, _, length = theirs
+            arrived = torch.empty(length, dtype=torch.uint8)
             torch.distributed.recv(arrived, group=group, group_src=before)
-            with (folder / theirs.name).open("ab") as file:
+            with (folder / name).open("ab") as file:
                 file.write(arrived.numpy().data)
         if sending is not None:
             sending.wait()
 
 
-def _pieces(sizes: Mapping[str, int], held: Mapping[str, int]) -> Iterator[_Piece]:
-    """The parts of the files that are not held."""
+def _pieces(sizes: Mapping[str, int], held: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Name, start and length of the parts of the files that are not held."""
     for name in sorted(set(sizes) - set(held)):
         for start in range(0, sizes[name], _CHUNK_BYTES):
-            yield _Piece(name, start, min(_CHUNK_BYTES, sizes[name] - start))
-
-
-def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
-    """A group apart from the training's, whose collectives run at the same time; None for one process.
-
-    All ranks must call it.
-    """
-    if args.world_size == 1:
-        return None
-    return new_cpu_group(args.ddp_timeout_delta)
+            yield name, start, min(_CHUNK_BYTES, sizes[name] - start)

@@ -131,7 +131,7 @@ def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) ->
     if is_true(environ, _HAS_MESH):
         # FSDP2 shards over the context axis too. With its size, accelerate (1.15) would run torch's ring attention.
         sizes = {"DP_REPLICATE": axes.replicas, "DP_SHARD": world_size // axes.replicas, "CP": 1, "TP": 1}
-        environ.update({_variable(name): str(size) for name, size in sizes.items()})
+        environ.update({f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()})
 
 
 def shown_axes(launch: Launch) -> str:
@@ -168,9 +168,8 @@ def _is_possible(sizes: Sizes, world_size: int, is_sharded: bool) -> bool:
 def _refuse(asked: Sizes, world_size: int, is_sharded: bool) -> None:
     possible = sorted(_products(asked, world_size, is_sharded), key=lambda each: _distance(each, asked))
     listed = "; ".join(_shown(each, is_sharded) for each in possible[:_MOST_LISTED]) or "none"
-    raise UserError(
-        "axes-do-not-multiply", "--num_processes", world_size, asked=_shown(asked, is_sharded), possible=listed
-    )
+    details = {"asked": _shown(asked, is_sharded), "possible": listed}
+    raise UserError("axes-do-not-multiply", "--num_processes", world_size, **details)
 
 
 def _products(asked: Sizes, world_size: int, is_sharded: bool) -> Iterator[Sizes]:
@@ -197,12 +196,8 @@ def _shards_stages(environ: Mapping[str, str]) -> bool:
     return is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
 
 
-def _variable(name: str) -> str:
-    return f"PARALLELISM_CONFIG_{name}_SIZE"
-
-
 def _size(environ: Mapping[str, str], name: str) -> int:
-    return _checked(f"parallelism_config_{name.lower()}_size", environ.get(_variable(name), "1"))
+    return _checked(f"parallelism_config_{name.lower()}_size", environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
 
 
 def _checked(key: str, given: object, least: int = OPEN) -> int:
@@ -372,12 +367,12 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
 
 def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
     """What a strategy file asks for that stages of a pipeline cannot have."""
-    asked = {
-        f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}": axes.is_sharded
-        and axes.tensor > 1,
-        f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}": strategy not in ("pipeline", "3d"),
-    }
-    return [key for key, is_asked in asked.items() if is_asked]
+    found = []
+    if axes.is_sharded and axes.tensor > 1:
+        found.append(f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}")
+    if strategy not in ("pipeline", "3d"):
+        found.append(f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}")
+    return found
 
 
 def _fsdp_name(axes: Axes, offloads: bool) -> str:

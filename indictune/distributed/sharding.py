@@ -236,6 +236,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return part[: max(0, own)]
 
 
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank may have a part, as a whole. All ranks that have a part must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def full_norms(trainer: Trainer) -> dict[str, float]:
     """The Euclidean norm of each trained parameter of all ranks before sharding. All ranks must call it."""
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -250,8 +255,7 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
         if not each.requires_grad:
             continue
         with whole_parameter(each):
-            full = each.full_tensor() if isinstance(each, DTensor) else each
-            norms[name] = float(full.detach().double().norm())
+            norms[name] = float(whole_tensor(each).detach().double().norm())
     return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
 
 

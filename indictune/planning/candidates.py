@@ -130,10 +130,8 @@ def _launches(machine: Machine, method: str) -> Iterator[tuple[str, Launch | Use
         is_of_one = name == "single_gpu"
         if is_of_one != (machine.gpus == 1) and not (machine.gpus == 1 and name.endswith("_offload")):
             continue
-        if (name == "hsdp" and machine.nodes == 1) or (
-            name == "fsdp2_qlora" and method != "qlora"
-        ):  # it is FSDP2 there
-            continue
+        if (name == "hsdp" and machine.nodes == 1) or (name == "fsdp2_qlora" and method != "qlora"):
+            continue  # it is FSDP2 there
         yield name, _launch(name, machine.gpus, machine.of_node)
 
 

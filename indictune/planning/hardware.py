@@ -55,13 +55,8 @@ DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
 _BYTES = {"m": 1e6, "g": 1e9, "t": 1e12, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES_A_SECOND = {"Mb": 1e6 / 8, "Gb": 1e9 / 8, "mb": 1e6 / 8, "gb": 1e9 / 8, "MB": 1e6, "GB": 1e9}
 # The PCIe of the GPUs that are sold with each faster link.
-_PCIE_BESIDE = {
-    "nvlink5": "pcie5",
-    "nvlink4": "pcie5",
-    "nvlink3": "pcie4",
-    "nvlink2": "pcie3",
-    "infinity_fabric": "pcie5",
-}
+_PCIE_BESIDE = {"nvlink4": "pcie5", "nvlink3": "pcie4", "nvlink2": "pcie3"}
+_PCIE_BESIDE |= dict.fromkeys(("nvlink5", "infinity_fabric"), "pcie5")
 
 
 @cache

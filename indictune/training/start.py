@@ -68,7 +68,7 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
         in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
         return values_of_node(plan, in_files or {})
 
-    return agreement.meet("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
+    return agreement.agree("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
@@ -111,7 +111,7 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
         from indictune.training.rank_consistency import values_of_rows
 
         values = partial(values_of_rows, tokens)
-        Problems(agreement.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+        Problems(agreement.agree("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if has_validation:
