@@ -126,12 +126,9 @@ def compare_traces(one: Traced, other: Traced, tolerance: float) -> RunCompariso
         "evaluation": of_metrics(one.evaluation, other.evaluation, tolerance),
     }
     steps = [int(parts[name].first or 0) for name in ("loss", "grad_norm")]
-    found = RunComparison(other.name, other.metrics["world_size"], parts, ())
-    if found.agrees:
-        return found
-    return RunComparison(
-        found.name, found.processes, parts, causes(one, other, min(filter(None, steps), default=None))
-    )
+    differs = any(each.first is not None for each in parts.values())
+    why = causes(one, other, min(filter(None, steps), default=None)) if differs else []
+    return RunComparison(other.name, other.metrics["world_size"], parts, why)
 
 
 def of_steps(expected: Sequence[float], found: Sequence[float], tolerance: float) -> RunDifference:

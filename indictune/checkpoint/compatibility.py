@@ -58,7 +58,6 @@ def other_model(checkpoint: Path, name_or_path: Any, model: Mapping[str, Any]) -
 
 
 def _differ(was: Any, is_now: Any) -> bool:
-    """Whether two values differ, if both are known."""
     return None not in (was, is_now) and was != is_now
 
 

@@ -118,7 +118,6 @@ def load_states(
 
 
 def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed: Collection[str]) -> None:
-    """Replace whole states by this rank's parts, in the groups of its optimizer."""
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     in_order = sorted(named, key=lambda name: name not in decayed)  # as one process numbers them
     name_of = {id(each): name for name, each in named.items()}
@@ -275,7 +274,6 @@ class ModelState:
 
     @property
     def _is_deepspeed(self) -> bool:
-        """Whether DeepSpeed's engine holds the state."""
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
     def write(self, folder: Path, with_shards: bool) -> None:

@@ -49,7 +49,6 @@ def why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
 
 
 def _open_to_others(path: Path) -> str | None:
-    """How others may write to a file or folder; None if they cannot."""
     found = path.lstat()
     if found.st_uid != os.getuid():
         return f"{path} belongs to another user"

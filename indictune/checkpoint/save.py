@@ -188,7 +188,7 @@ class Checkpoints:
                 settled = self._in_background(write, folder)
             else:
                 settled = Future()
-                settled.set_result(self._settle(folder))
+                settled.set_result(store.sync_share(folder, self.args, self.disks_group))
             self.unfinished = Unfinished(folder, self._manifest(), settled)
 
     def _save_in_memory(self, snapshots: Snapshots, counters: Counters) -> None:
@@ -286,23 +286,18 @@ class Checkpoints:
             logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
     def _in_background(self, write: Callable[[], None], folder: Path) -> Future[dict[str, FileDigest]]:
-        """Write this rank's part of a checkpoint while the training continues."""
         group = self.writers
 
         def write_and_settle() -> dict[str, FileDigest]:
             write()
-            return self._settle(folder, group)
+            return store.sync_share(folder, self.args, self.disks_group, group)
 
         background = ThreadPoolExecutor(1)
         settled = background.submit(write_and_settle)
         background.shutdown(wait=False)
         return settled
 
-    def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
-        return store.sync_share(folder, self.args, self.disks_group, group)
-
     def _manifest(self) -> Manifest:
-        """Of this step, without files."""
         recipe = self.output_dir / RECIPE
         # A resumed run may save its first step again, after an evaluation that was due.
         replaced = store.read_manifest(store.path_of(self.output_dir, self.step)) if self.args.should_save else None

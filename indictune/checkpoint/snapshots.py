@@ -85,7 +85,6 @@ class Snapshots:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this rank acts for all that share its memory."""
         return bool(self.first == self.args.process_index)
 
     def unfinished(self, step: int) -> Path:
@@ -208,11 +207,6 @@ def copy_snapshot(names: Sequence[str], source: Path, target: Path) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of this user that no other user can write to.
-
-    Raises:
-        UserError: it belongs to another user.
-    """
     around = folder.parent
     around.mkdir(mode=0o700, parents=True, exist_ok=True)
     if around.is_symlink() or around.stat().st_uid != os.getuid():

@@ -147,9 +147,7 @@ class TrainState:
 
     def _write_progress(self, folder: Path) -> None:
         """Write `trainer_state.json`, from which transformers reads the position."""
-        states: dict[str, Any] = {}
-        for each in self.exportable():
-            states[type(each).__name__] = each.state()
+        states = {type(each).__name__: each.state() for each in self.exportable()}
         progress = self.progress
         progress.stateful_callbacks = cast(Any, states)
         progress.best_model_checkpoint = None if self.best is None else str(self.best)

@@ -301,8 +301,6 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
 
 
 class _Meeting:
-    """One meeting of all ranks of a launch."""
-
     def __init__(self, store: Store, moment: str, launch: Launch) -> None:
         self.store = PrefixStore(moment, store)
         self.of_launch = store

@@ -51,11 +51,6 @@ def split_batch(
 
 
 def _as_given(plan: AnyPlan, steps: int, source: str) -> int:
-    """The accumulation steps that follow from a flag.
-
-    Raises:
-        UserError: other steps were given.
-    """
     given = plan.recipe.values.get("gradient_accumulation_steps", steps)
     if given != steps:
         raise UserError("accumulation-is-derived", "--gradient_accumulation_steps", given, source=source, steps=steps)

@@ -192,7 +192,6 @@ def _shown(sizes: Sizes, is_sharded: bool) -> str:
 
 
 def _shards_stages(environ: Mapping[str, str]) -> bool:
-    """Whether FSDP2 runs inside pipeline stages."""
     return is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
 
 
@@ -350,7 +349,6 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
-    """Refuse a launch that would train something else than was asked for."""
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
     if starts_one_of_several(environ) and is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
@@ -366,7 +364,6 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
 
 
 def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
-    """What a strategy file asks for that stages of a pipeline cannot have."""
     found = []
     if axes.is_sharded and axes.tensor > 1:
         found.append(f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}")

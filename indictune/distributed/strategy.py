@@ -123,7 +123,6 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
 
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
-    """The values of the accelerate config and the DeepSpeed file that flags can give too."""
     yield from _values_of_accelerate(plan.environ)
     yield from zero.values_in(plan.launch.deepspeed or {})
 

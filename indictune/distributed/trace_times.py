@@ -126,10 +126,8 @@ def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
     def mean(spans: Iterable[Interval]) -> float:
         return total_length(spans) / _MICROSECONDS / len(steps)
 
-    gaps = {}
-    for number, phase in enumerate(PHASES):
-        of_phase = union((step[number], step[number + 1]) for step in steps)
-        gaps[phase] = mean(of_phase) - mean(intersection(busy, of_phase))
+    phases = {phase: union((step[each], step[each + 1]) for step in steps) for each, phase in enumerate(PHASES)}
+    gaps = {phase: mean(spans) - mean(intersection(busy, spans)) for phase, spans in phases.items()}
     overlapped = mean(intersection(compute, communication))
     return RankTimes(rank, len(steps), mean(windows), mean(compute), mean(communication), overlapped, gaps)
 

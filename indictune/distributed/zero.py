@@ -222,7 +222,6 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _replace(config: dict[str, Any], dotted_key: str, value: Any) -> None:
-    """Replace a value that is there."""
     parent, _, name = dotted_key.rpartition(".")
     holder = _look_up(config, parent) if parent else config
     if isinstance(holder, dict) and name in holder:

@@ -113,7 +113,6 @@ def _of_this_rank(subject: Subject) -> dict[str, Any]:
 
 
 def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
-    """The checks of this rank alone."""
     plan = subject.plan
     device = torch.device("cuda", subject.local_rank) if subject.local_rank < visible_gpus else torch.device("cpu")
     with ThreadPoolExecutor(1) as pool:  # the Hub may take its time
@@ -133,7 +132,6 @@ def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
 def _between_ranks(
     subject: Subject, roll: RollCall, args: TrainingArguments, links: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> list[Outcome]:
-    """The checks of all ranks together, over the process group."""
     ranks = roll.world_size
     if ranks == 1 or not distributed.is_initialized():
         return [Outcome("collectives", "ok", "one process: there is nothing to send")]
@@ -166,7 +164,6 @@ def _between_ranks(
 
 
 def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
-    """Whether the nodes share the disk of the run's folder, if there are several."""
     if len(set(hosts)) == 1 or "shared" not in of_ranks[0]:
         return []
     own_disks = "each node has its own disk, and keeps a copy"

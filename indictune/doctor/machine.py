@@ -81,7 +81,6 @@ def known_faults() -> list[dict[str, Any]]:
 
 
 def _line_of(needed: Requirement) -> Outcome | None:
-    """What is wrong with one package."""
     cure = f'pip install "{needed.name}{needed.specifier}"'
     try:
         installed = version(needed.name)
@@ -116,7 +115,6 @@ def build_line(launch: Launch) -> Outcome:
 
 
 def _missing_for_build() -> dict[str, str]:
-    """What is missing for a build -> the cure."""
     found = {}
     if shutil.which(_compiler()) is None:
         found["a C++ compiler"] = "apt-get install g++, or set CXX."

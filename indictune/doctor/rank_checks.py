@@ -321,7 +321,6 @@ def _slow_links(rates: Mapping[Pair, float], hosts: Sequence[str]) -> list[Outco
 
 
 def _exchange_s(sent: torch.Tensor, received: torch.Tensor, other: int) -> float:
-    """Seconds in which this rank and another one send each other a message."""
     wait_for_device(sent.device)
     began = time.perf_counter()
     sending = distributed.P2POp(distributed.isend, sent, other)

@@ -119,9 +119,10 @@ def row_line(digests: Mapping[str, str]) -> Outcome:
 
 def _digest_of(named: Any, split: str, has_weights: bool = False) -> str:
     try:
-        files = (
-            files_named(named, split)[1] if not has_weights else [x for each in entries_of(named) for x in each.files]
-        )
+        if has_weights:
+            files = [file for each in entries_of(named) for file in each.files]
+        else:
+            files = files_named(named, split)[1]
         digest = hashlib.sha256()
         size = sum(_add_file(digest, Path(file)) for file in files)
     except OSError as error:
@@ -132,7 +133,6 @@ def _digest_of(named: Any, split: str, has_weights: bool = False) -> str:
 
 
 def _add_file(digest: Any, path: Path) -> int:
-    """Add a file to a digest; returns its size."""
     size = path.stat().st_size
     step = _PART_BYTES if size <= _READ_WHOLE else size // _PARTS
     digest.update(str(size).encode())
@@ -169,11 +169,6 @@ def hub_line(repository: str | None) -> Outcome:
 
 
 def _hub_answer(repository: str) -> Outcome:
-    """The answer of the Hub.
-
-    Raises:
-        HfHubHTTPError: it refused.
-    """
     api = HfApi()
     user = api.whoami()
     name = repository if "/" in repository else f"{user['name']}/{repository}"

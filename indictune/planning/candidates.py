@@ -203,7 +203,6 @@ def uneven(rows: int, groups: int, asked: int | None) -> str:
 
 
 def _problems(plan: AnyPlan) -> Sequence[str]:
-    """Why a strategy cannot run a plan."""
     assert plan.model_config is not None
     found = check_weights(plan, stored_quantisation(plan.model_config))
     checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from indictune.config.shared_arguments import MachineArguments
 from indictune.errors import Problems, UserError, problem
@@ -208,6 +207,8 @@ def this_machine(processes: int, gpus: int) -> Machine:
     """
     free, capacity = free_and_capacity()
     if gpus:
+        import torch  # slow, and `indictune train` reads this module before it starts a process
+
         gpu = gpu_of_device(torch.cuda.get_device_name(0)) or DEFAULT_GPU
         memory = float(torch.cuda.get_device_properties(0).total_memory)
         return machine_of(gpu, processes, 1, memory, host_bytes=capacity)

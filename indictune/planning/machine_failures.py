@@ -151,17 +151,19 @@ def compared(predicted: Memory, held: Mapping[str, int], used: int) -> str:
         used: by the process, in all.
     """
     terms = asdict(predicted)
-    pairs = [f"{_named(name)} {shown_bytes(terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()]
+    pairs = [
+        f"{name.replace('_', ' ')} {shown_bytes(terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()
+    ]
     rest = f"all else {shown_bytes(sum(terms.values()))} ({_listed(terms)})"
     return "; ".join([*pairs, f"{rest}, {shown_bytes(max(0, used - sum(held.values())))}"])
 
 
 def _listed(terms: Mapping[str, int]) -> str:
-    return ", ".join(f"{_named(name)} {shown_bytes(size)}" for name, size in terms.items() if size)
+    return ", ".join(_term(name, size) for name, size in terms.items() if size)
 
 
-def _named(term: str) -> str:
-    return term.replace("_", " ")
+def _term(name: str, size: int) -> str:
+    return f"{name.replace('_', ' ')} {shown_bytes(size)}"
 
 
 def _known_rows(trainer: Trainer | None) -> KnownRows:
@@ -231,7 +233,6 @@ def _changes(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
 
 
 def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
-    """Smaller micro-batches of the same global batch."""
     training = plan.training
     given: dict[str, Any] = {"max_tokens_per_device": training.max_tokens_per_device}
     if training.max_tokens_per_device is None:
@@ -364,7 +365,6 @@ def _names_one_of(asked: str, known: list[str], is_exact: bool) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that led to it."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

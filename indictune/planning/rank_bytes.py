@@ -95,7 +95,6 @@ def data_shards(launch: Launch) -> int:
 
 
 def _is_sharded(launch: Launch) -> bool:
-    """Whether FSDP2 shards the weights."""
     return engine_of(launch.strategy) == "fsdp2" or launch.axes.is_sharded
 
 

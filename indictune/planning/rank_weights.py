@@ -130,7 +130,6 @@ def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
 
 
 def _units(own: PreTrainedModel) -> dict[int, str]:
-    """The name of the repeated layer of each parameter, by the parameter's `id`."""
     blocks = set(repeated_blocks(own))
     layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
     return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
