@@ -61,12 +61,12 @@ def _differ(was: Any, is_now: Any) -> bool:
     return None not in (was, is_now) and was != is_now
 
 
-NAME = "flag_files.json"
+FLAG_FILES = "flag_files.json"
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
 
 
-def read(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
+def read_flag_files(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
     """The values in the files of a run that change its steps.
 
     Args:
@@ -92,15 +92,15 @@ def write_flag_contents(output_dir: Path, content: Content) -> None:
         OSError: the file cannot be written.
     """
     if content:
-        write_json(output_dir / NAME, content)
+        write_json(output_dir / FLAG_FILES, content)
     else:
-        (output_dir / NAME).unlink(missing_ok=True)
+        (output_dir / FLAG_FILES).unlink(missing_ok=True)
 
 
-def recorded(folder: Path) -> Content:
+def recorded_contents(folder: Path) -> Content:
     """The values when a checkpoint was written; empty if it has none, or they cannot be read."""
     try:
-        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+        return dict(json.loads((folder / FLAG_FILES).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -169,7 +169,7 @@ def changes_steps(name: str) -> bool:
     return not _HOUSEKEEPING.fullmatch(name)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The flags of two configurations that differ, with both values, without mere housekeeping."""
     now = yaml.safe_load(yaml.safe_dump(dict(now)))
     both = [name for name in now if name in before and changes_steps(name)]
@@ -196,7 +196,7 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
     """
     manifest, before = read_manifest(checkpoint), settings_of(checkpoint)
     assert manifest is not None  # the checkpoint was chosen by it
-    differing = changes({"global_batch_size": manifest.global_batch_size} | before, now)
+    differing = changed_flags({"global_batch_size": manifest.global_batch_size} | before, now)
     found = [
         problem("resume-other-setting", f"--{name}", _shown(is_now), checkpoint=checkpoint.name, before=_shown(was))
         for name, (was, is_now) in differing.items()
@@ -229,8 +229,8 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     """What has changed since a checkpoint, in a sentence each; arguments as for `check_fits`."""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
-    before = settings_of(checkpoint) | recorded(checkpoint)
-    name, differing, found = checkpoint.name, changes(before, now), []
+    before = settings_of(checkpoint) | recorded_contents(checkpoint)
+    name, differing, found = checkpoint.name, changed_flags(before, now), []
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):
         drawn = "" if (manifest.world_size, manifest.axes) == sizes else " Dropout draws other numbers."

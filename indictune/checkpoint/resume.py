@@ -83,7 +83,7 @@ class ResumePoint:
     warnings: Sequence[str] = ()
 
 
-class Reader:
+class DamageReader:
     """Looks for damage in checkpoints, from one process; reads each once.
 
     Args:
@@ -113,7 +113,7 @@ class Reader:
         return best_of(checkpoint)
 
 
-class AllRanksReader(Reader):
+class AllRanksReader(DamageReader):
     """Looks for damage from all ranks, on all disks. All ranks must call its methods.
 
     Each rank of a disk reads its share of the files. A disk that lacks files gets them from another one.
@@ -160,7 +160,7 @@ class AllRanksReader(Reader):
         collectives.barrier()
 
 
-def choose_resume_point(output_dir: Path, asked: str | None, reader: Reader) -> ResumePoint:
+def choose_resume_point(output_dir: Path, asked: str | None, reader: DamageReader) -> ResumePoint:
     """Choose the checkpoint that a run resumes from. Nothing is changed.
 
     `auto` takes the newest whole checkpoint of `output_dir`. A named one must be that, or be whole and stand elsewhere
@@ -198,7 +198,7 @@ def choose_resume_point(output_dir: Path, asked: str | None, reader: Reader) -> 
     return ResumePoint(checkpoint, best, list(damaged), warnings)
 
 
-def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | None, dict[Path, list[str]]]:
+def newest_whole(candidates: Sequence[Path], reader: DamageReader) -> tuple[Path | None, dict[Path, list[str]]]:
     """The first whole checkpoint, or None; and what is wrong with those before it."""
     damaged: dict[Path, list[str]] = {}
     for each in candidates:
@@ -209,7 +209,7 @@ def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | Non
     return None, damaged
 
 
-def _whole_best(checkpoint: Path, reader: Reader) -> tuple[Path | None, list[str]]:
+def _whole_best(checkpoint: Path, reader: DamageReader) -> tuple[Path | None, list[str]]:
     """The best checkpoint recorded in `checkpoint`, or None and a warning if it is damaged."""
     best = reader.best(checkpoint)
     if best is None or best == checkpoint:

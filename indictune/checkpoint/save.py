@@ -342,6 +342,6 @@ def planned_checkpoints(output_dir: Path) -> list[Path]:
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Copy the settings of a run into a checkpoint: those of the run may change later."""
-    for name in (RECIPE, compatibility.NAME):
+    for name in (RECIPE, compatibility.FLAG_FILES):
         if (output_dir / name).exists():
             shutil.copyfile(output_dir / name, folder / name)

@@ -111,7 +111,7 @@ class Snapshots:
         listed = collectives.gather_from_all((own, uuid.uuid4().hex))
         if self._is_first:
             if self._group is not None:
-                collectives.give_to_next(written, own, self._group)
+                collectives.send_to_next_node(written, own, self._group)
             files = {name: FileDigest(0, "") for names, _ in listed for name in names}
             store.seal(written, replace(manifest, files=files, save=listed[0][1]))
         collectives.barrier()

@@ -92,7 +92,9 @@ def rank_problems(found: Sequence[RankDifference], host_of_0: str) -> list[Probl
 
 
 Digests = dict[str, int]  # by the name that a message has for a tensor
-Held = dict[str, Digests]  # by the part of the model: ranks that hold the same part must hold the same tensors
+DigestsByPart = dict[
+    str, Digests
+]  # by the part of the model: ranks that hold the same part must hold the same tensors
 
 _ALL = "all"  # the part of what each rank has alike
 
@@ -138,7 +140,7 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     raise DivergedError(str(problem("ranks-diverged", flag, tensor=which, **names)))
 
 
-def faults_in(everyone: list[Held]) -> list[Fault]:
+def faults_in(everyone: list[DigestsByPart]) -> list[Fault]:
     """The copies that are in a minority. Of two ranks, the second is named, though either may be wrong."""
     found = []
     for part in dict.fromkeys(part for held in everyone for part in held):
@@ -151,7 +153,7 @@ def faults_in(everyone: list[Held]) -> list[Fault]:
     return found
 
 
-def copies_of(model: nn.Module, optimizer: Optimizer | None, launch: Launch) -> Held:
+def copies_of(model: nn.Module, optimizer: Optimizer | None, launch: Launch) -> DigestsByPart:
     """Digests of what this rank has a copy of, besides other ranks. Arguments are those of `check_copies`."""
     tensors: dict[str, dict[str, Tensor]] = {}
     names: dict[Any, str] = {}
@@ -198,7 +200,7 @@ def _shards(tensor: Tensor, launch: Launch) -> dict[str, tuple[int, int]]:
     return {}
 
 
-def _generators(launch: Launch) -> Held:
+def _generators(launch: Launch) -> DigestsByPart:
     """Seeds of this rank's random generators, and digests of their states where ranks draw the same dropout masks.
 
     Ranks with other rows, or other tokens, draw other masks.

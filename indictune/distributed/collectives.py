@@ -174,7 +174,7 @@ def group_of(ranks: list[int], args: TrainingArguments) -> ProcessGroup | None:
     return new_cpu_group(args.ddp_timeout_delta, ranks) if len(ranks) > 1 else None
 
 
-def give_to_next(folder: Path, names: Sequence[str], group: ProcessGroup) -> None:
+def send_to_next_node(folder: Path, names: Sequence[str], group: ProcessGroup) -> None:
     """Send files below a folder to the next rank of a group, and receive those of the rank before.
 
     All ranks of the group must call it. A file that the next rank has already is not sent.

@@ -119,7 +119,7 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
     environ[_SAVES_WHOLE] = "true"
     if launch.deepspeed_source is None or launch.deepspeed is None:
         return {"deepspeed": None}
-    return {"deepspeed": zero.left_to_flags(launch.deepspeed)}
+    return {"deepspeed": zero.values_left_to_flags(launch.deepspeed)}
 
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:

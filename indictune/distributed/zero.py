@@ -151,7 +151,7 @@ def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
 
 
-def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
+def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     """A DeepSpeed file with "auto" wherever a flag says the value: transformers fills it in.
 
     The Trainer makes optimizer and schedule, and compiles. The saved model is whole.

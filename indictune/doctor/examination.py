@@ -25,7 +25,7 @@ from indictune.doctor.machine import (
     package_lines,
     shared_memory_line,
 )
-from indictune.doctor.rank_checks import alike_lines, clock_lines, clock_readings
+from indictune.doctor.rank_checks import clock_lines, clock_readings, difference_lines
 from indictune.doctor.roll_call import RollCall
 from indictune.doctor.run_files import (
     OUTPUT_CHECK,
@@ -84,7 +84,7 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     lines = merged(own, hosts)
     found += [line for line in lines if line.check in _FIRST]
     found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
-    found += alike_lines([rank["values"] for rank in ranks], hosts)
+    found += difference_lines([rank["values"] for rank in ranks], hosts)
     try:
         with roll.at("bringing up the process group"):
             args = subject.bring_up()

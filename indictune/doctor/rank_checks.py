@@ -361,7 +361,7 @@ def clock_lines(by_rank: Sequence[Sequence[float]], hosts: Sequence[str]) -> lis
     return found or [Outcome(_CLOCKS, "ok", f"all ranks within {max(widest, 0.001):.3f} s")]
 
 
-def alike_lines(by_rank: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[Outcome]:
+def difference_lines(by_rank: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[Outcome]:
     """A line for each value of ranks that differs from that of most, or, of two ranks, from that of rank 0.
 
     Args:

@@ -165,7 +165,7 @@ class _Search:
         batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
         if problems or not batches:
             rows = self.asked if own.training.max_tokens_per_device is None else None
-            alone = uneven(own.training.global_batch_size, launch.data_size, rows)
+            alone = uneven_batch(own.training.global_batch_size, launch.data_size, rows)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
         found = [self._measured(name, memory, each) for each in batches]
@@ -194,7 +194,7 @@ class _Search:
         )
 
 
-def uneven(rows: int, groups: int, asked: int | None) -> str:
+def uneven_batch(rows: int, groups: int, asked: int | None) -> str:
     """That groups of processes cannot share a global batch of rows, and the nearest sizes that they can."""
     unit = groups * (asked or 1)
     sizes = [size for size in (rows // unit * unit, -(-rows // unit) * unit) if size]

@@ -13,7 +13,7 @@ from huggingface_hub import get_token
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from indictune.checkpoint import compatibility
-from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choose_resume_point
+from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted, choose_resume_point
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
@@ -75,7 +75,7 @@ def _check_checkpoint(plan: AnyPlan) -> None:
 def _at_a_glance(plan: AnyPlan) -> ResumePoint:
     """The resume point, as far as this node's disk and the sizes of large files show it."""
     try:
-        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, Reader(thorough=False))
+        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, DamageReader(thorough=False))
     except UserError:
         if plan.launch.is_one_node:
             raise

@@ -43,7 +43,7 @@ _PACKAGES = (
 _DIGITS = 12  # of a digest in a message
 
 
-def check_alike(
+def check_ranks_agree(
     trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: compatibility.Content
 ) -> None:
     """Refuse to train if a rank has other rows or flags than rank 0. All ranks must call it.

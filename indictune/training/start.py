@@ -259,7 +259,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 
 def flag_contents(plan: AnyPlan) -> compatibility.Content:
     """The values in files that flags name, as far as they change the steps."""
-    return compatibility.read(plan.configuration, plan.launch.deepspeed)
+    return compatibility.read_flag_files(plan.configuration, plan.launch.deepspeed)
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: ResumePoint) -> None:
@@ -285,9 +285,9 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     """
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
-        from indictune.training.rank_consistency import check_alike
+        from indictune.training.rank_consistency import check_ranks_agree
 
-        check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+        check_ranks_agree(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
         from indictune.training.callbacks.restore_progress import check_rows
 
