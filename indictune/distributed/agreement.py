@@ -92,9 +92,8 @@ def rank_problems(found: Sequence[RankDifference], host_of_0: str) -> list[Probl
 
 
 Digests = dict[str, int]  # by the name that a message has for a tensor
-DigestsByPart = dict[
-    str, Digests
-]  # by the part of the model: ranks that hold the same part must hold the same tensors
+# By the part of the model: ranks that hold the same part must hold the same tensors.
+DigestsByPart = dict[str, Digests]
 
 _ALL = "all"  # the part of what each rank has alike
 
