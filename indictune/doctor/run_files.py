@@ -122,7 +122,7 @@ def _digest_of(named: Any, split: str, has_weights: bool = False) -> str:
         if has_weights:
             files = [file for each in entries_of(named) for file in each.files]
         else:
-            files = files_named(named, split)[1]
+            files = list(files_named(named, split)[1])
         digest = hashlib.sha256()
         size = sum(_add_file(digest, Path(file)) for file in files)
     except OSError as error:
