@@ -27,7 +27,7 @@ from indictune.console_text import table
 from indictune.distributed.pipeline.layout import bubble
 from indictune.models.builtin import resolve
 from indictune.models.config_shapes import meta_model
-from indictune.planning.out_of_memory import PARTS
+from indictune.planning.machine_failures import PARTS
 from indictune.planning.rank_bytes import Kept, Types, gradients_between, kept_bytes
 from indictune.planning.rank_weights import LayerWidths, ModelWeights, Weight
 from indictune.planning.step_time import SUMS, AxisSizes, bytes_summed, keys_passed, layer_sums, passed_on

@@ -25,7 +25,7 @@ import indictune.before_imports  # noqa: F401, as the script does
 from indictune.config.recipe import read_recipe
 from indictune.distributed.parallelism import Parallelism
 from indictune.distributed.sharding import full_shapes
-from indictune.planning.out_of_memory import PARTS, held_bytes
+from indictune.planning.machine_failures import PARTS, held_bytes
 from indictune.planning.rank_weights import layer_widths
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat

@@ -35,7 +35,7 @@ from indictune.console_text import table
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.distributed.pipeline.layout import SCHEDULES, bubble, chunks_of
-from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
+from indictune.distributed.pipeline.runner import Batch, IdleTime, Runner, StageLinks
 from indictune.distributed.pipeline.stages import Stages
 from indictune.models.unpadded import classify_unpadded
 from tests.ranks.launching import torchrun
@@ -87,7 +87,7 @@ def run_runner(schedule: str, padded: bool) -> dict[str, Any]:
     if not padded:
         classify_unpadded(model)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    links, waits = Links([range(ranks)], chunks_of(schedule) > 1), Waits(torch.device("cpu"))
+    links, waits = StageLinks([range(ranks)], chunks_of(schedule) > 1), IdleTime(torch.device("cpu"))
     runner = Runner(stages, links, rank, ranks, schedule, nullcontext, waits)
     collate = PadToLongest(0, "right") if padded else JoinRows(labels_of_tokens=False)
     batches = [[collate(rows) for rows in step] for step in steps_of(padded)]

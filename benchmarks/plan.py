@@ -32,8 +32,8 @@ from indictune.commands.prepare import task_of_flags
 from indictune.config.read_words import read_flags
 from indictune.console_text import table
 from indictune.models.builtin import resolve
+from indictune.planning.machine_failures import PARTS, estimated
 from indictune.planning.memory import CALIBRATION
-from indictune.planning.out_of_memory import PARTS, estimated
 from indictune.planning.step_time import AxisSizes, DataSplit
 from indictune.preflight.derive import plan_of_rows
 

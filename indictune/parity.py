@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,9 @@ def compare_traces(one: Traced, other: Traced, tolerance: float) -> RunCompariso
         "evaluation": of_metrics(one.evaluation, other.evaluation, tolerance),
     }
     steps = [int(parts[name].first or 0) for name in ("loss", "grad_norm")]
-    found = RunComparison(other.name, other.metrics["world_size"], parts, ())
-    step = min(filter(None, steps), default=None)
-    return found if found.agrees else replace(found, causes=causes(one, other, step))
+    differs = any(each.first is not None for each in parts.values())
+    why = causes(one, other, min(filter(None, steps), default=None)) if differs else []
+    return RunComparison(other.name, other.metrics["world_size"], parts, why)
 
 
 def of_steps(expected: Sequence[float], found: Sequence[float], tolerance: float) -> RunDifference:

@@ -19,7 +19,7 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.data import labels
 from indictune.data.batching import TrainingBatches
-from indictune.distributed import strategy_limits, zero
+from indictune.distributed import strategy, zero
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
 from indictune.files import RECIPE, write_json
@@ -58,16 +58,15 @@ def other_model(checkpoint: Path, name_or_path: Any, model: Mapping[str, Any]) -
 
 
 def _differ(was: Any, is_now: Any) -> bool:
-    """Whether two values differ, if both are known."""
     return None not in (was, is_now) and was != is_now
 
 
-NAME = "flag_files.json"
+FLAG_FILES = "flag_files.json"
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
 
 
-def read(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
+def read_flag_files(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
     """The values in the files of a run that change its steps.
 
     Args:
@@ -93,15 +92,15 @@ def write_flag_contents(output_dir: Path, content: Content) -> None:
         OSError: the file cannot be written.
     """
     if content:
-        write_json(output_dir / NAME, content)
+        write_json(output_dir / FLAG_FILES, content)
     else:
-        (output_dir / NAME).unlink(missing_ok=True)
+        (output_dir / FLAG_FILES).unlink(missing_ok=True)
 
 
-def recorded(folder: Path) -> Content:
+def recorded_contents(folder: Path) -> Content:
     """The values when a checkpoint was written; empty if it has none, or they cannot be read."""
     try:
-        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+        return dict(json.loads((folder / FLAG_FILES).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -144,7 +143,7 @@ _HOUSEKEEPING = re.compile(
     "profile_steps|snapshot_steps|divergence_check_steps|run_name|project|verbose|ignore_data_skip|prediction_loss_only|per_device_eval_batch_size|batch_eval_metrics|"
     "(activation|gradient)_(checkpointing|accumulation).*|on_nonfinite|max_nonfinite_steps|skip_memory_metrics|"
     "include_.*|num_sample_generations|report|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"
-    f"{strategy_limits.FLAGS_OF_STRATEGIES})"
+    f"{strategy.FLAGS_OF_STRATEGIES})"
 )
 
 # Values of --optim with the same state.
@@ -170,7 +169,7 @@ def changes_steps(name: str) -> bool:
     return not _HOUSEKEEPING.fullmatch(name)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The flags of two configurations that differ, with both values, without mere housekeeping."""
     now = yaml.safe_load(yaml.safe_dump(dict(now)))
     both = [name for name in now if name in before and changes_steps(name)]
@@ -197,15 +196,15 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
     """
     manifest, before = read_manifest(checkpoint), settings_of(checkpoint)
     assert manifest is not None  # the checkpoint was chosen by it
-    differing = changes({"global_batch_size": manifest.global_batch_size} | before, now)
+    differing = changed_flags({"global_batch_size": manifest.global_batch_size} | before, now)
     found = [
         problem("resume-other-setting", f"--{name}", _shown(is_now), checkpoint=checkpoint.name, before=_shown(was))
         for name, (was, is_now) in differing.items()
         if _fits_no_other(name, was, is_now, before)
     ]
     optim = None if "optim" in [each.flag[2:] for each in found] else before.get("optim")
-    parts = strategy_limits.parts_of_matrices(manifest.files)
-    lost = strategy_limits.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
+    parts = strategy.parts_of_matrices(manifest.files)
+    lost = strategy.not_carried_over(manifest.strategy, manifest.world_size, launch, optim, parts)
     if lost is not None:
         now_parts = 1 if launch.deepspeed is None else launch.axes.tensor
         names = {"before": _launch_name(manifest, parts), "now": _launch_name(launch, now_parts)}
@@ -230,8 +229,8 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     """What has changed since a checkpoint, in a sentence each; arguments as for `check_fits`."""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
-    before = settings_of(checkpoint) | recorded(checkpoint)
-    name, differing, found = checkpoint.name, changes(before, now), []
+    before = settings_of(checkpoint) | recorded_contents(checkpoint)
+    name, differing, found = checkpoint.name, changed_flags(before, now), []
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):
         drawn = "" if (manifest.world_size, manifest.axes) == sizes else " Dropout draws other numbers."

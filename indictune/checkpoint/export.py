@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from indictune.checkpoint import resume, store
+from indictune.checkpoint import model_state, resume, store
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import configuration_of
-from indictune.distributed import convert_state
 from indictune.errors import UserError
 from indictune.files import RECIPE
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
@@ -70,11 +69,11 @@ def convert(
         raise UserError("no-model", COMMAND, checkpoint)
     is_adapter = (checkpoint / ADAPTER_CONFIG).is_file()
     names, weights, model = [], {}, None
-    if not convert_state.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
+    if not model_state.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
         names = [ADAPTER] if is_adapter else _weights_names(checkpoint)
     else:
         check_run_folder(checkpoint, trust_checkpoint)
-        weights = convert_state.whole_weights(checkpoint)
+        weights = model_state.whole_weights(checkpoint)
         model = None if is_adapter else _model(checkpoint, weights, trust_remote_code, trust_checkpoint)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())

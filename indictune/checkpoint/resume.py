@@ -12,8 +12,8 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune.checkpoint import store
-from indictune.distributed import collectives, convert_state, node_disks
+from indictune.checkpoint import model_state, store
+from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 
@@ -49,7 +49,6 @@ def why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
 
 
 def _open_to_others(path: Path) -> str | None:
-    """How others may write to a file or folder; None if they cannot."""
     found = path.lstat()
     if found.st_uid != os.getuid():
         return f"{path} belongs to another user"
@@ -84,7 +83,7 @@ class ResumePoint:
     warnings: Sequence[str] = ()
 
 
-class Reader:
+class DamageReader:
     """Looks for damage in checkpoints, from one process; reads each once.
 
     Args:
@@ -114,7 +113,7 @@ class Reader:
         return best_of(checkpoint)
 
 
-class AllRanksReader(Reader):
+class AllRanksReader(DamageReader):
     """Looks for damage from all ranks, on all disks. All ranks must call its methods.
 
     Each rank of a disk reads its share of the files. A disk that lacks files gets them from another one.
@@ -140,7 +139,7 @@ class AllRanksReader(Reader):
         if self.args.save_on_each_node:
             self._give_to_other_disks(checkpoint)
         manifest = store.read_manifest(checkpoint)
-        problems = store.damage(checkpoint, share=node_disks.share_of_files(self.args))
+        problems = store.damage(checkpoint, share=collectives.share_of_files(self.args))
         parts = collectives.gather_from_all((problems, manifest.save if manifest else ""))
         if len({save for _, save in parts if save}) > 1:
             return [f"{checkpoint} is of another save on another node's disk"]
@@ -157,11 +156,11 @@ class AllRanksReader(Reader):
         output_dir = Path(str(self.args.output_dir))
         is_whole = not store.damage(checkpoint, thorough=False)
         gives = is_whole and (self.trust_checkpoint or why_not_own(checkpoint, output_dir) is None)
-        node_disks.give_files(checkpoint, gives, self.args, self.disks_group)
+        collectives.give_files(checkpoint, gives, self.args, self.disks_group)
         collectives.barrier()
 
 
-def choose_resume_point(output_dir: Path, asked: str | None, reader: Reader) -> ResumePoint:
+def choose_resume_point(output_dir: Path, asked: str | None, reader: DamageReader) -> ResumePoint:
     """Choose the checkpoint that a run resumes from. Nothing is changed.
 
     `auto` takes the newest whole checkpoint of `output_dir`. A named one must be that, or be whole and stand elsewhere
@@ -199,7 +198,7 @@ def choose_resume_point(output_dir: Path, asked: str | None, reader: Reader) -> 
     return ResumePoint(checkpoint, best, list(damaged), warnings)
 
 
-def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | None, dict[Path, list[str]]]:
+def newest_whole(candidates: Sequence[Path], reader: DamageReader) -> tuple[Path | None, dict[Path, list[str]]]:
     """The first whole checkpoint, or None; and what is wrong with those before it."""
     damaged: dict[Path, list[str]] = {}
     for each in candidates:
@@ -210,7 +209,7 @@ def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | Non
     return None, damaged
 
 
-def _whole_best(checkpoint: Path, reader: Reader) -> tuple[Path | None, list[str]]:
+def _whole_best(checkpoint: Path, reader: DamageReader) -> tuple[Path | None, list[str]]:
     """The best checkpoint recorded in `checkpoint`, or None and a warning if it is damaged."""
     best = reader.best(checkpoint)
     if best is None or best == checkpoint:
@@ -264,7 +263,7 @@ def can_load_best(best: Path, reader: AllRanksReader) -> bool:
     problems = reader.damage(best)
     if problems:
         logger.warning("%s, the best, cannot be loaded: %s", best.name, "; ".join(problems[:3]))
-    elif convert_state.is_in_parts(best) or not any(best.glob("*.safetensors")):
+    elif model_state.is_in_parts(best) or not any(best.glob("*.safetensors")):
         output_dir = Path(str(reader.args.output_dir))
         check_trusted(best, output_dir, reader.trust_checkpoint, "--load_best_model_at_end from")
     return not problems

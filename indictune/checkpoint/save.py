@@ -1,33 +1,91 @@
-"""Save the state of a training run, so that a checkpoint is whole or absent under every strategy."""
+"""Save the state of a training run: a checkpoint is whole or absent, and an error names the disk."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from indictune.checkpoint import compatibility, disk_errors, store
+from indictune.checkpoint import compatibility, model_state, store
 from indictune.checkpoint.snapshots import Snapshots, copy_snapshot
 from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest, Unfinished
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import collectives, model_state, sharding
-from indictune.files import RECIPE
+from indictune.distributed import collectives, sharding
+from indictune.files import NO_ROOM, RECIPE
 from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import StopRequest
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
+
+
+class SaveError(RuntimeError):
+    """A checkpoint or the model could not be written. The checkpoints before it are whole."""
+
+
+@contextmanager
+def reporting(output_dir: Path, what: str, unfinished: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
+    """A block that writes a checkpoint or the model. If it fails, the unfinished part is removed.
+
+    Args:
+        output_dir: of the run.
+        what: is written: `checkpoint-<step>`, or `the model`.
+        unfinished: the folder that it is written to.
+        needed_bytes: estimates its size; called only after a failure.
+
+    Raises:
+        SaveError: with the error in the library's words, and the needed and the free bytes.
+    """
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # torch's own is no Exception
+        free = shutil.disk_usage(unfinished.parent).free
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not isinstance(error, OSError):
+            logger.exception("%s could not be written", what)
+        raise SaveError(
+            f"{what} could not be written to {unfinished.parent}: {_reason(error)}. It needs about {needed_bytes():,} "
+            f"bytes, and {free:,} are free. {_way_out(output_dir, what)}"
+        ) from error
+
+
+def message_of(error: OSError, output_dir: Path) -> str | None:
+    """The message for a file of a run that could not be written; None for any other error."""
+    if error.filename is None:
+        return None
+    is_closed = error.errno in (errno.EACCES, errno.EPERM) and Path(error.filename).is_relative_to(output_dir)
+    if error.errno not in {*NO_ROOM, errno.EROFS} and not is_closed:
+        return None
+    return f"{error.filename} could not be written: {error.strerror}. {_way_out(output_dir)}"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:  # torch's own, around those of the ranks
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _way_out(output_dir: Path, unwritten: str = "") -> str:
+    """How to continue. `unwritten` may be there, whole, and gone after the next power cut."""
+    others = [path for path in store.checkpoints_in(output_dir) if path.name != unwritten]
+    whole = [path.name for path in others if not store.damage(path, thorough=False)]
+    last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
+    return f"{last}. When it can be written, --resume_from_checkpoint auto continues the run."
 
 
 @dataclass
@@ -86,7 +144,7 @@ class Checkpoints:
     @cached_property
     def writers(self) -> ProcessGroup | None:
         """A group of all ranks for writing in the background."""
-        return model_state.group_of_writers(self.args)
+        return collectives.group_of(list(range(self.args.world_size)), self.args)
 
     @property
     def step(self) -> int:
@@ -124,12 +182,12 @@ class Checkpoints:
         with self._reporting_disk_errors(self.step):
             self._write(folder, counters, with_shards=not self.args.async_save)
             if self.args.async_save:
-                copies = model_state.copied(self.state.model.model, self.state.model.optimizer)
+                copies = model_state.copy_shards(self.state.model.model, self.state.model.optimizer)
                 write = partial(model_state.write_shards, copies, folder, self.writers, FileSystemWriter)
                 settled = self._in_background(write, folder)
             else:
                 settled = Future()
-                settled.set_result(self._settle(folder))
+                settled.set_result(store.sync_share(folder, self.args, self.disks_group))
             self.unfinished = Unfinished(folder, self._manifest(), settled)
 
     def _save_in_memory(self, snapshots: Snapshots, counters: Counters) -> None:
@@ -138,7 +196,7 @@ class Checkpoints:
         copied = None if self.unfinished is None else self.unfinished.manifest.step
         snapshots.make_room(copied)
         manifest, written = self._manifest(), snapshots.unfinished(self.step)
-        with disk_errors.reporting(self.output_dir, written.name, written.parent, self._needed_bytes):
+        with reporting(self.output_dir, written.name, written.parent, self._needed_bytes):
             self._write(written, counters, with_shards=True)
             mine = snapshots.complete(manifest)
         self.snapshot_seconds.append(time.perf_counter() - began)
@@ -227,23 +285,18 @@ class Checkpoints:
             logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
     def _in_background(self, write: Callable[[], None], folder: Path) -> Future[dict[str, FileDigest]]:
-        """Write this rank's part of a checkpoint while the training continues."""
         group = self.writers
 
         def write_and_settle() -> dict[str, FileDigest]:
             write()
-            return self._settle(folder, group)
+            return store.sync_share(folder, self.args, self.disks_group, group)
 
         background = ThreadPoolExecutor(1)
         settled = background.submit(write_and_settle)
         background.shutdown(wait=False)
         return settled
 
-    def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
-        return store.sync_share(folder, self.args, self.disks_group, group)
-
     def _manifest(self) -> Manifest:
-        """Of this step, without files."""
         recipe = self.output_dir / RECIPE
         # A resumed run may save its first step again, after an evaluation that was due.
         replaced = store.read_manifest(store.path_of(self.output_dir, self.step)) if self.args.should_save else None
@@ -271,7 +324,7 @@ class Checkpoints:
 
     def _reporting_disk_errors(self, step: int) -> AbstractContextManager[None]:
         unfinished = self.output_dir / UNFINISHED
-        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", unfinished, self._needed_bytes)
+        return reporting(self.output_dir, f"{store.PREFIX}{step}", unfinished, self._needed_bytes)
 
     def _needed_bytes(self) -> int:
         """Size of the last checkpoint; of a first one an estimate, because most optimizers keep two moments."""
@@ -288,6 +341,6 @@ def planned_checkpoints(output_dir: Path) -> list[Path]:
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Copy the settings of a run into a checkpoint: those of the run may change later."""
-    for name in (RECIPE, compatibility.NAME):
+    for name in (RECIPE, compatibility.FLAG_FILES):
         if (output_dir / name).exists():
             shutil.copyfile(output_dir / name, folder / name)

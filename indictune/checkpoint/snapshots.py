@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from indictune.checkpoint import store
 from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest, Unfinished
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import collectives, node_disks
+from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.files import write_whole
 
@@ -44,17 +44,8 @@ def _of_user() -> Path:
     return MEMORY / f"indictune-{os.getuid()}"
 
 
-@dataclass(frozen=True)
-class Held:
-    """A snapshot on several nodes.
-
-    Attributes:
-        manifest: of its step; it names the files of all nodes.
-        files: that each memory has, by the lowest rank that shares it.
-    """
-
-    manifest: Manifest
-    files: Mapping[int, Collection[str]]
+# A manifest that names the files of all nodes, and those that each memory has, by the lowest rank that shares it.
+SnapshotOnNodes = tuple[Manifest, Mapping[int, Collection[str]]]
 
 
 class Snapshots:
@@ -77,11 +68,11 @@ class Snapshots:
         self.output_dir = Path(str(args.output_dir))
         self.folder = _of_user() / self._agreed_name()
         _make_private(self.folder)
-        is_shared = node_disks.disk_is_shared(self.folder, args)
+        is_shared = collectives.disk_is_shared(self.folder, args)
         self.first = 0 if is_shared else args.process_index - args.local_process_index
         self._firsts_of_ranks = collectives.gather_from_all(self.first)
         self.firsts = sorted(set(self._firsts_of_ranks))
-        self._group = node_disks.group_of(self.firsts, args)
+        self._group = collectives.group_of(self.firsts, args)
 
     def _agreed_name(self) -> str:
         """A name that no other run has. It stays when the run resumes, on other nodes too."""
@@ -94,7 +85,6 @@ class Snapshots:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this rank acts for all that share its memory."""
         return bool(self.first == self.args.process_index)
 
     def unfinished(self, step: int) -> Path:
@@ -121,7 +111,7 @@ class Snapshots:
         listed = collectives.gather_from_all((own, uuid.uuid4().hex))
         if self._is_first:
             if self._group is not None:
-                node_disks.give_to_next(written, own, self._group)
+                collectives.send_to_next_node(written, own, self._group)
             files = {name: FileDigest(0, "") for names, _ in listed for name in names}
             store.seal(written, replace(manifest, files=files, save=listed[0][1]))
         collectives.barrier()
@@ -154,7 +144,7 @@ class Snapshots:
         sharing = [rank for rank, first in enumerate(self._firsts_of_ranks) if first == self.first]
         return list(names[sharing.index(self.args.process_index) :: len(sharing)])
 
-    def newest_whole(self) -> Held | None:
+    def newest_whole(self) -> SnapshotOnNodes | None:
         """The newest snapshot that all memories together have whole; None if there is none."""
         mine: dict[int, tuple[Manifest, list[str]]] = {}
         for each in store.checkpoints_in(self.folder):
@@ -167,20 +157,20 @@ class Snapshots:
             manifest = next(iter(parts.values()))[0]
             files = {first: names for first, (found, names) in parts.items() if found.save == manifest.save}
             if manifest.files.keys() <= {name for names in files.values() for name in names}:
-                return Held(manifest, files)
+                return manifest, files
         return None
 
-    def copy_to_disk(self, held: Held, disks_group: ProcessGroup | None) -> None:
+    def copy_to_disk(self, snapshot: SnapshotOnNodes, disks_group: ProcessGroup | None) -> None:
         """Make a checkpoint of a snapshot. Each file comes from the first memory that has it."""
-        mine = set(held.files.get(self.first, ()))
+        manifest, files = snapshot
+        mine = set(files.get(self.first, ()))
         if not self.args.save_on_each_node:
-            mine -= {name for first, names in held.files.items() if first < self.first for name in names}
-        step = held.manifest.step
-        target = store.path_of(self.output_dir / UNFINISHED, step)
-        copy_snapshot(self._share(sorted(mine)), store.path_of(self.folder, step), target)
+            mine -= {name for first, names in files.items() if first < self.first for name in names}
+        target = store.path_of(self.output_dir / UNFINISHED, manifest.step)
+        copy_snapshot(self._share(sorted(mine)), store.path_of(self.folder, manifest.step), target)
         settled: Future[dict[str, FileDigest]] = Future()
         settled.set_result(store.sync_share(target, self.args, disks_group))
-        store.commit(Unfinished(target, held.manifest, settled), self.args)
+        store.commit(Unfinished(target, manifest, settled), self.args)
 
 
 def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: ProcessGroup | None) -> None:
@@ -197,12 +187,12 @@ def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: Proc
         UserError: another user has the folder in memory.
     """
     snapshots = Snapshots(args)
-    held = snapshots.newest_whole() if may_use else None
+    newest = snapshots.newest_whole() if may_use else None
     whole = [each for each in store.checkpoints_in(snapshots.output_dir) if store.read_manifest(each)]
     on_disk = collectives.gather_from_all(max(map(store.step_of, whole), default=-1))
-    if held is not None and held.manifest.step > max(on_disk):
-        snapshots.copy_to_disk(held, disks_group)
-        logger.info("checkpoint-%d comes from a snapshot in memory", held.manifest.step)
+    if newest is not None and newest[0].step > max(on_disk):
+        snapshots.copy_to_disk(newest, disks_group)
+        logger.info("checkpoint-%d comes from a snapshot in memory", newest[0].step)
     snapshots.end()
     if len(snapshots.firsts) == 1:
         logger.info("%s %d: there is no other node to hold a copy", FLAG, args.snapshot_steps)
@@ -217,11 +207,6 @@ def copy_snapshot(names: Sequence[str], source: Path, target: Path) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of this user that no other user can write to.
-
-    Raises:
-        UserError: it belongs to another user.
-    """
     around = folder.parent
     around.mkdir(mode=0o700, parents=True, exist_ok=True)
     if around.is_symlink() or around.stat().st_uid != os.getuid():

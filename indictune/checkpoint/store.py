@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 
 from indictune import files
 from indictune.data.cache import write_through
-from indictune.distributed import collectives, node_disks
+from indictune.distributed import collectives
 
 MANIFEST = files.MANIFEST
 PREFIX = "checkpoint-"
@@ -325,16 +325,16 @@ def sync_share(
         group: of all ranks, which must call it; None is the training's own.
     """
     collectives.barrier(group)
-    node_disks.give_files(folder, True, args, disks_group)
+    collectives.give_files(folder, True, args, disks_group)
     return sync_files(folder, share(folder, args, group))
 
 
 def share(folder: Path, args: TrainingArguments, group: ProcessGroup | None) -> list[str]:
     """The files that this rank hashes; one rank lists them for all that share its disk."""
-    mine = (node_disks.disk_of(args), files_in(folder) if args.should_save else None)
+    mine = (collectives.disk_of(args), files_in(folder) if args.should_save else None)
     listed = collectives.gather_from_all(mine, group)
     names = next(names for disk, names in listed if disk == mine[0] and names is not None)
-    return names[node_disks.share_of_files(args)]
+    return names[collectives.share_of_files(args)]
 
 
 def commit(unfinished: Unfinished, args: TrainingArguments) -> Path:
@@ -347,7 +347,7 @@ def commit(unfinished: Unfinished, args: TrainingArguments) -> Path:
     """
     manifest = unfinished.manifest
     last = path_of(Path(str(args.output_dir)), manifest.step)
-    disk = node_disks.disk_of(args)
+    disk = collectives.disk_of(args)
     parts = collectives.gather_from_all((disk, unfinished.settled.result(), uuid.uuid4().hex))
     if args.should_save:
         files = {name: found for where, part, _ in parts if where == disk for name, found in part.items()}

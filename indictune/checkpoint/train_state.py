@@ -15,9 +15,9 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import safe_globals
 
+from indictune.checkpoint import model_state
+from indictune.checkpoint.model_state import ModelState, engine_keeps
 from indictune.checkpoint.store import step_of
-from indictune.distributed import convert_state
-from indictune.distributed.model_state import ModelState, engine_keeps
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ class TrainState:
 
     def _write_progress(self, folder: Path) -> None:
         """Write `trainer_state.json`, from which transformers reads the position."""
-        states: dict[str, Any] = {}
-        for each in self.exportable():
-            states[type(each).__name__] = each.state()
+        states = {type(each).__name__: each.state() for each in self.exportable()}
         progress = self.progress
         progress.stateful_callbacks = cast(Any, states)
         progress.best_model_checkpoint = None if self.best is None else str(self.best)
@@ -167,7 +165,7 @@ class TrainState:
         if not engine_keeps(self.scheduler):
             stored = torch.load(checkpoint / SCHEDULER, weights_only=True)
             groups = len(self.model.optimizer.param_groups)
-            self.scheduler.load_state_dict(convert_state.fit_schedule(stored, groups))
+            self.scheduler.load_state_dict(model_state.fit_schedule(stored, groups))
         if self.scaler is not None and (checkpoint / SCALER).is_file():
             self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.checkpoint import store
-from indictune.checkpoint.resume import Reader, best_of, check_trusted, choose_resume_point
+from indictune.checkpoint.resume import DamageReader, best_of, check_trusted, choose_resume_point
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
@@ -45,7 +45,7 @@ def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
         UserError: with all problems.
     """
     args = read_arguments(flags, CheckpointFlags, "folder")
-    folder, reader = Path(os.path.abspath(args.folder)), Reader()
+    folder, reader = Path(os.path.abspath(args.folder)), DamageReader()
     found = checkpoints_of(folder)
     if args.convert_to is None:
         print(printable(checkpoint_table(folder, found, reader)))
@@ -76,14 +76,14 @@ def checkpoints_of(folder: Path) -> list[Path]:
     return found
 
 
-def best_checkpoint(found: Sequence[Path], reader: Reader) -> Path | None:
+def best_checkpoint(found: Sequence[Path], reader: DamageReader) -> Path | None:
     """The best checkpoint by the newest whole one; None if nothing was compared."""
     newest = next((each for each in found if not reader.damage(each)), None)
     best = None if newest is None else best_of(newest)
     return best if best in found else None
 
 
-def checkpoint_table(folder: Path, found: Sequence[Path], reader: Reader) -> str:
+def checkpoint_table(folder: Path, found: Sequence[Path], reader: DamageReader) -> str:
     """A table of the checkpoints, their damage, and what `auto` would do."""
     best = best_checkpoint(found, reader)
     resumes = folder not in found and not is_finished(folder)

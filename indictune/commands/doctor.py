@@ -24,8 +24,7 @@ from indictune.credentials import without_tokens
 from indictune.distributed.agreement import unreachable
 from indictune.distributed.launch import rank_of, read_launch
 from indictune.doctor.check_lines import Outcome, exit_code, lines_as_json, of_problem
-from indictune.doctor.compare_ranks import LAUNCH_CHECK
-from indictune.doctor.examination import Subject, examine
+from indictune.doctor.examination import LAUNCH_CHECK, Subject, examine
 from indictune.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.errors import Problems, problems_of
 from indictune.hub.publish import repository_name

@@ -12,14 +12,14 @@ from indictune.config.plan import RunPlan
 from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
-from indictune.distributed import strategy_file
+from indictune.distributed import strategy
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
 from indictune.models.config_shapes import ParameterCounts, meta_model
+from indictune.planning.machine_failures import killed_for_memory
 from indictune.planning.memory import Memory, estimate_memory, micro_batch_tokens
-from indictune.planning.out_of_memory import killed_for_memory
 from indictune.planning.rank_weights import ModelWeights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
@@ -51,7 +51,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
     counts = replace(meta.counts, total=meta.counts.total + ModelWeights(meta).unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
-    for note in [*strategy_file.notes(plan), *tokens.notes]:
+    for note in [*strategy.notes_on_file(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
     parts.append(memory_table(estimate_memory(plan, meta, longest), longest))
@@ -88,7 +88,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "model": plan.model.model_name_or_path,
         "method": f"{plan.model.method}: {counts.trained:,} of {counts.total:,} parameters are trained",
         "strategy": f"{launch.strategy} on {launch.world_size} process(es)" + (f": {axes}" if axes else ""),
-        "strategy file": strategy_file.taken_values(plan),
+        "strategy file": strategy.taken_values(plan),
         "global batch": f"{training.global_batch_size} rows = {batch}",
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
         "max length": f"{plan.data.max_length} tokens",

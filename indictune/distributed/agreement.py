@@ -48,7 +48,7 @@ class RankDifference(NamedTuple):
     expected: str
 
 
-def host() -> str:
+def host_name() -> str:
     """The name of this machine, for messages."""
     return socket.gethostname()
 
@@ -62,11 +62,16 @@ def of_strategy(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 def short_values(values: Values) -> dict[str, str]:
     """Values as short texts. A long one is cut, and has a digest, so that two texts are equal if the values are."""
-    return {name: _short(str(value)) for name, value in values.items()}
+    texts = {name: str(value) for name, value in values.items()}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
+    long = {name: f"{text[:_SHOWN]}... (digest {digests[name]})" for name, text in texts.items() if len(text) > _SHOWN}
+    return texts | long
 
 
-def differences(rank: int, of_host: str, own: Mapping[str, str], expected: Mapping[str, str]) -> list[RankDifference]:
-    """Where the values of a rank, from `shown`, are not those of rank 0. A value may be missing on one of them."""
+def differences_to_rank_0(
+    rank: int, of_host: str, own: Mapping[str, str], expected: Mapping[str, str]
+) -> list[RankDifference]:
+    """Where the `short_values` of a rank are not those of rank 0. A value may be missing on one of them."""
     names = sorted({*own, *expected})
     both = [(name, own.get(name, _ABSENT), expected.get(name, _ABSENT)) for name in names]
     return [RankDifference(rank, of_host, *each) for each in both if each[1] != each[2]]
@@ -86,14 +91,9 @@ def rank_problems(found: Sequence[RankDifference], host_of_0: str) -> list[Probl
     return problems
 
 
-def _short(text: str) -> str:
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]}... (digest {hashlib.sha256(text.encode()).hexdigest()[:8]})"
-
-
 Digests = dict[str, int]  # by the name that a message has for a tensor
-Held = dict[str, Digests]  # by the part of the model: ranks that hold the same part must hold the same tensors
+# By the part of the model: ranks that hold the same part must hold the same tensors.
+DigestsByPart = dict[str, Digests]
 
 _ALL = "all"  # the part of what each rank has alike
 
@@ -130,7 +130,7 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     everyone = collectives.gather_from_all({part: hash(tuple(own.values())) for part, own in held.items()})
     if all(len({each[part] for each in everyone if part in each}) == 1 for part in set().union(*everyone)):
         return
-    details = collectives.gather_from_all((host(), held))
+    details = collectives.gather_from_all((host_name(), held))
     faults = faults_in([each for _, each in details])
     first = faults[0]
     names: dict[str, Any] = {"step": step, "rank": first.rank, "host": details[first.rank][0], "other": first.other}
@@ -139,7 +139,7 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     raise DivergedError(str(problem("ranks-diverged", flag, tensor=which, **names)))
 
 
-def faults_in(everyone: list[Held]) -> list[Fault]:
+def faults_in(everyone: list[DigestsByPart]) -> list[Fault]:
     """The copies that are in a minority. Of two ranks, the second is named, though either may be wrong."""
     found = []
     for part in dict.fromkeys(part for held in everyone for part in held):
@@ -152,7 +152,7 @@ def faults_in(everyone: list[Held]) -> list[Fault]:
     return found
 
 
-def copies_of(model: nn.Module, optimizer: Optimizer | None, launch: Launch) -> Held:
+def copies_of(model: nn.Module, optimizer: Optimizer | None, launch: Launch) -> DigestsByPart:
     """Digests of what this rank has a copy of, besides other ranks. Arguments are those of `check_copies`."""
     tensors: dict[str, dict[str, Tensor]] = {}
     names: dict[Any, str] = {}
@@ -199,7 +199,7 @@ def _shards(tensor: Tensor, launch: Launch) -> dict[str, tuple[int, int]]:
     return {}
 
 
-def _generators(launch: Launch) -> Held:
+def _generators(launch: Launch) -> DigestsByPart:
     """Seeds of this rank's random generators, and digests of their states where ranks draw the same dropout masks.
 
     Ranks with other rows, or other tokens, draw other masks.
@@ -238,26 +238,34 @@ _FAREWELL_S = 1.0  # how long a rank that ends lets the others read why: its lau
 _CONNECTED: list[Store] = []  # one at most. It is kept: without a store of the launcher, rank 0 serves it
 
 
-def meet(
-    place: str, values: Callable[[], Values], launch: Launch, environ: Mapping[str, str], timeout_s: float
+def agree(
+    moment: str, values: Callable[[], Values], launch: Launch, environ: Mapping[str, str], timeout_s: float
 ) -> list[Problem]:
-    """Wait for the ranks of all nodes, and compare their values. All ranks must call it; on one node it does nothing.
+    """Compare values that all ranks must have alike. All ranks must call it.
+
+    Before the process group is up, the ranks of several nodes meet at the store of the launch; those of one node then
+    have nothing to compare.
 
     Args:
-        place: name of the meeting.
-        values: gives those of this rank that all must have alike.
+        moment: of the run, by name: each has another one.
+        values: gives those of this rank.
         launch: of this rank.
         environ: of this process.
-        timeout_s: after which the meeting ends without those that did not come; the process group waits for them next.
+        timeout_s: after which a meeting ends without those that did not come; the process group waits for them next.
 
     Returns:
         What differs from rank 0, on which rank and host; or why another rank cannot run. The same on all ranks.
     """
+    if torch.distributed.is_initialized():
+        everyone = collectives.gather_from_all((host_name(), short_values(values())))
+        host_of_0, expected = everyone[0]
+        found = [differences_to_rank_0(rank, *each, expected) for rank, each in enumerate(everyone)]
+        return rank_problems(list(itertools.chain(*found)), host_of_0)
     if is_one_node(environ):
         return []
-    OWN_PROGRESS.passed(f"meeting the other nodes {place}")
+    OWN_PROGRESS.passed(f"meeting the other nodes {moment}")
     try:
-        return _Meeting(_store(environ, timeout_s), place, launch).hold(values(), timeout_s)
+        return _Meeting(_store(environ, timeout_s), moment, launch).hold(values(), timeout_s)
     except DistError as error:
         return [unreachable(environ, error)]
 
@@ -268,16 +276,16 @@ def unreachable(environ: Mapping[str, str], error: DistError) -> Problem:
     return problem("first-node-unreachable", "MASTER_ADDR", where, reason=str(error).partition("\n")[0])
 
 
-def leave(environ: Mapping[str, str], message: str) -> None:
+def tell_other_nodes(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
     if is_one_node(environ):
         return
-    may_wait = process_group.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    may_wait = process_group.most_restarts(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if may_wait and not _CONNECTED:
         return  # all other ranks would have to come
     with suppress(DistError):
         store = _store(environ, _STRAGGLERS_S)
-        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), host(), message]))
+        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), host_name(), message]))
         time.sleep(_FAREWELL_S)
 
 
@@ -287,17 +295,15 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
         timeout = timedelta(seconds=timeout_s)
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         name = process_group.attempt(environ)
-        if process_group.limit(environ):  # torchrun may start a run again in the same store, with other nodes
+        if process_group.most_restarts(environ):  # torchrun may start a run again in the same store, with other nodes
             name = process_group.agree_on_name(store, rank, world_size, timeout)
         _CONNECTED.append(PrefixStore(f"indictune/{name}", store))
     return _CONNECTED[0]
 
 
 class _Meeting:
-    """One meeting of all ranks of a launch."""
-
-    def __init__(self, store: Store, place: str, launch: Launch) -> None:
-        self.store = PrefixStore(place, store)
+    def __init__(self, store: Store, moment: str, launch: Launch) -> None:
+        self.store = PrefixStore(moment, store)
         self.of_launch = store
         self.launch = launch
 
@@ -305,11 +311,11 @@ class _Meeting:
         deadline = time.monotonic() + timeout_s
         mine = short_values(own)
         if self.launch.rank == 0:
-            self.store.set("expected", json.dumps([host(), mine]))
+            self.store.set("expected", json.dumps([host_name(), mine]))
         if not self._wait_for("expected", deadline):
             return self._refusal()
         host_of_0, expected = json.loads(self.store.get("expected"))
-        found = differences(self.launch.rank, host(), mine, expected)
+        found = differences_to_rank_0(self.launch.rank, host_name(), mine, expected)
         for each in found:
             self.store.set(f"difference-{self.store.add('differences', 1)}", json.dumps(each))
         if found:
@@ -317,7 +323,9 @@ class _Meeting:
         if self.store.add("arrived", 1) == self.launch.world_size:
             self.store.set("complete", "")
         has_come = self._wait_for("complete", deadline)
-        return rank_problems(self._differences(), host_of_0) or ([] if has_come else self._refusal())
+        stored = [self.store.get(f"difference-{each + 1}") for each in range(self.store.add("differences", 0))]
+        differing = [RankDifference(*json.loads(each)) for each in stored]
+        return rank_problems(differing, host_of_0) or ([] if has_come else self._refusal())
 
     def _wait_for(self, key: str, deadline: float) -> bool:
         """Whether a key is there in time, and before a rank refuses to run."""
@@ -330,10 +338,6 @@ class _Meeting:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         return True
-
-    def _differences(self) -> list[RankDifference]:
-        count = self.store.add("differences", 0)
-        return [RankDifference(*json.loads(self.store.get(f"difference-{number + 1}"))) for number in range(count)]
 
     def _refusal(self) -> list[Problem]:
         if not self.of_launch.check([_REFUSED]):

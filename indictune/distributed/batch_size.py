@@ -43,11 +43,7 @@ def split_batch(
         return {"gradient_accumulation_steps": _as_given(plan, steps, "--global_batch_size")}
     if lengths is None:
         return {}
-    seed = training.seed if training.data_seed is None else training.data_seed
-    run_steps = steps_of_run(len(lengths), rows, training.max_steps, training.num_train_epochs)
-    steps = accumulation_for_tokens(
-        *(lengths, row_location, max_tokens, rows, ranks, seed, run_steps, padded), parts=plan.launch.axes.context
-    )
+    steps = _steps_for_tokens(plan, lengths, row_location, padded, max_tokens)
     return {
         "gradient_accumulation_steps": _as_given(plan, steps, "--max_tokens_per_device"),
         "per_device_train_batch_size": math.ceil(rows / (ranks * steps)),
@@ -55,11 +51,6 @@ def split_batch(
 
 
 def _as_given(plan: AnyPlan, steps: int, source: str) -> int:
-    """The accumulation steps that follow from a flag.
-
-    Raises:
-        UserError: other steps were given.
-    """
     given = plan.recipe.values.get("gradient_accumulation_steps", steps)
     if given != steps:
         raise UserError("accumulation-is-derived", "--gradient_accumulation_steps", given, source=source, steps=steps)
@@ -97,36 +88,25 @@ def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: floa
     return max_steps if max_steps > 0 else math.ceil(epochs * math.ceil(rows / max(1, global_batch_size)))
 
 
-def accumulation_for_tokens(
-    lengths: torch.Tensor,
-    row_location: Callable[[int], str],
-    max_tokens: int,
-    global_batch_size: int,
-    world_size: int,
-    seed: int,
-    steps: int,
-    padded: bool,
-    parts: int = 1,
+def _steps_for_tokens(
+    plan: AnyPlan, lengths: torch.Tensor, row_location: Callable[[int], str], padded: bool, max_tokens: int
 ) -> int:
     """Fewest micro-batches of one optimizer step on each process so that none has more than `max_tokens` tokens.
 
-    Args:
-        lengths: tokens of each training row, int64 [rows].
-        row_location: file and line of a training row.
-        seed: of the shuffle.
-        steps: optimizer steps of the run.
-        padded: whether rows are padded to the longest of their micro-batch.
-        parts: processes that share the tokens of each micro-batch.
+    Arguments are those of `split_batch`.
 
     Raises:
         UserError: single rows are longer.
     """
     from indictune.data.batching import smallest_accumulation  # imports torch
 
+    training, parts, ranks = plan.training, plan.launch.axes.context, plan.launch.data_size
+    batch, seed = training.global_batch_size, training.seed if training.data_seed is None else training.data_seed
+    steps = steps_of_run(len(lengths), batch, training.max_steps, training.num_train_epochs)
     too_long = (lengths > max_tokens * parts).nonzero().flatten().tolist()
     if too_long:
         rows = ", ".join(map(row_location, too_long[:_MAX_LISTED])) + (", ..." if len(too_long) > _MAX_LISTED else "")
         longest = math.ceil(int(lengths.max()) / parts)
         details: dict[str, Any] = {"count": len(too_long), "longest": longest, "rows": rows}
         raise UserError("rows-longer-than-limit", "--max_tokens_per_device", max_tokens, **details)
-    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens * parts, seed, steps, padded)
+    return smallest_accumulation(lengths, batch, ranks, max_tokens * parts, seed, steps, padded)

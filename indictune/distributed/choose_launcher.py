@@ -1,10 +1,15 @@
-"""Choose how `indictune train` starts a run: the strategy file, the number of processes, and the launcher."""
+"""Choose how `indictune train` starts a run, by strategy file, processes and launcher, and start it with accelerate.
+
+python -m indictune.distributed.choose_launcher --config_file F --num_processes N SCRIPT [flags]
+"""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import socket
+import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,7 +139,7 @@ class Launcher:
         """The command that starts the run."""
         if self.is_one_process:
             return [sys.executable, str(script), *flags]
-        launch = [sys.executable, "-m", "indictune.distributed.run_launcher"]
+        launch = [sys.executable, "-m", "indictune.distributed.choose_launcher"]
         return [*launch, *self.options(), str(script), *flags]
 
     def data_ranks(self) -> int:
@@ -256,3 +261,24 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def launch_processes() -> int:
+    """Run `accelerate launch` without its traceback when a rank fails: the rank has said why.
+
+    Returns:
+        The exit code: 1 if a rank failed.
+    """
+    from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        launch_command(_parser().parse_args())
+    except (ChildFailedError, subprocess.CalledProcessError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(launch_processes())

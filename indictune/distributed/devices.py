@@ -93,7 +93,7 @@ def missing_gpu(plan: AnyPlan) -> str:
     return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {counts.total:,} PARAMETERS TRAIN SLOWLY ON A CPU."
 
 
-def default(training: TrainingArguments) -> bool | None:
+def default_tf32(training: TrainingArguments) -> bool | None:
     """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
 
     A model in half precision may compute the rest in TF32. A compiled model in fp32 stays as exact as a plain one:
@@ -107,7 +107,7 @@ def default(training: TrainingArguments) -> bool | None:
     return False if is_compiled else None
 
 
-def put_back(args: TrainingArguments) -> None:
+def undo_tf32_of_accelerate(args: TrainingArguments) -> None:
     """Switch TF32 off again after accelerate (1.15, `AcceleratorState`) has switched it on for a compiled model."""
     if args.torch_compile and args.tf32 is False:
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -10,10 +10,68 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
+
 from indictune.config.plan import Axes, Launch
 from indictune.credentials import holds_token
-from indictune.distributed import fsdp, zero
+from indictune.distributed import zero
 from indictune.errors import UserError
+
+# What FSDP 1 calls a strategy -> whether FSDP2 frees a layer's gathered weights after its forward pass. The others
+# keep copies of the weights.
+_RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
+
+
+def is_fsdp_1(environ: Mapping[str, str]) -> bool:
+    """Whether an accelerate config asks for FSDP 1, which is its default."""
+    return environ.get("ACCELERATE_USE_FSDP") == "true" and environ.get("FSDP_VERSION", "1") == "1"
+
+
+def unsupported_fsdp_keys(environ: Mapping[str, str]) -> list[str]:
+    """`key: value` of each setting that FSDP2 does not have, or that splits rows in other ways than a run here."""
+    found = []
+    if is_fsdp_1(environ) and (asked := _sharding(environ)) not in _RESHARDS:
+        found.append(f"fsdp_sharding_strategy: {asked}")
+    if environ.get("ACCELERATE_USE_FSDP") == "true":
+        if ignored := environ.get("FSDP_IGNORED_MODULES"):
+            found.append(f"fsdp_ignored_modules: {ignored}")
+        if environ.get("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") == "true":
+            found.append("fsdp_activation_checkpointing_offload: true")
+    if (size := environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")) != "1":
+        found.append(f"parallelism_config_sp_size: {size}")
+    return found
+
+
+def note_of_fsdp_1(environ: Mapping[str, str]) -> str:
+    """What the user has to know of a config for FSDP 1."""
+    asked = _sharding(environ)
+    return f"The strategy file is for FSDP 1. FSDP2 runs it: {asked} is reshard_after_forward {_RESHARDS[asked]}."
+
+
+def use_fsdp_2(environ: MutableMapping[str, str]) -> None:
+    """Make accelerate run FSDP2, and shard the layers that `sharding.repeated_blocks` finds.
+
+    FSDP2 prefetches, broadcasts weights and keeps the original parameters by itself. Checkpoints are always in shards.
+    """
+    if environ.get("ACCELERATE_USE_FSDP") != "true":
+        return
+    if is_fsdp_1(environ):
+        environ["FSDP_RESHARD_AFTER_FORWARD"] = _RESHARDS[_sharding(environ)]
+        environ["FSDP_VERSION"] = "2"
+    environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
+    environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
+    environ["FSDP_ACTIVATION_CHECKPOINTING"] = "false"  # --gradient_checkpointing says it
+
+
+def _sharding(environ: Mapping[str, str]) -> str:
+    """The strategy of FSDP 1, by its name.
+
+    A newer config names it as `fsdp_reshard_after_forward`, where accelerate (1.15) puts "true" if it has none.
+    """
+    newer = environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").upper()
+    asked = newer if newer in FSDP_SHARDING_STRATEGY else environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()
+    return FSDP_SHARDING_STRATEGY[int(asked) - 1] if asked.isdigit() else asked
+
 
 OPEN = -1  # in a strategy file: as many processes as the other axes leave
 
@@ -73,7 +131,7 @@ def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) ->
     if is_true(environ, _HAS_MESH):
         # FSDP2 shards over the context axis too. With its size, accelerate (1.15) would run torch's ring attention.
         sizes = {"DP_REPLICATE": axes.replicas, "DP_SHARD": world_size // axes.replicas, "CP": 1, "TP": 1}
-        environ.update({_variable(name): str(size) for name, size in sizes.items()})
+        environ.update({f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()})
 
 
 def shown_axes(launch: Launch) -> str:
@@ -110,9 +168,8 @@ def _is_possible(sizes: Sizes, world_size: int, is_sharded: bool) -> bool:
 def _refuse(asked: Sizes, world_size: int, is_sharded: bool) -> None:
     possible = sorted(_products(asked, world_size, is_sharded), key=lambda each: _distance(each, asked))
     listed = "; ".join(_shown(each, is_sharded) for each in possible[:_MOST_LISTED]) or "none"
-    raise UserError(
-        "axes-do-not-multiply", "--num_processes", world_size, asked=_shown(asked, is_sharded), possible=listed
-    )
+    details = {"asked": _shown(asked, is_sharded), "possible": listed}
+    raise UserError("axes-do-not-multiply", "--num_processes", world_size, **details)
 
 
 def _products(asked: Sizes, world_size: int, is_sharded: bool) -> Iterator[Sizes]:
@@ -135,16 +192,11 @@ def _shown(sizes: Sizes, is_sharded: bool) -> str:
 
 
 def _shards_stages(environ: Mapping[str, str]) -> bool:
-    """Whether FSDP2 runs inside pipeline stages."""
     return is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
 
 
-def _variable(name: str) -> str:
-    return f"PARALLELISM_CONFIG_{name}_SIZE"
-
-
 def _size(environ: Mapping[str, str], name: str) -> int:
-    return _checked(f"parallelism_config_{name.lower()}_size", environ.get(_variable(name), "1"))
+    return _checked(f"parallelism_config_{name.lower()}_size", environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
 
 
 def _checked(key: str, given: object, least: int = OPEN) -> int:
@@ -297,7 +349,6 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
-    """Refuse a launch that would train something else than was asked for."""
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
     if starts_one_of_several(environ) and is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
@@ -305,7 +356,7 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    keys = [*fsdp.unsupported_fsdp_keys(environ), *zero.unsupported_deepspeed_keys(deepspeed)]
+    keys = [*unsupported_fsdp_keys(environ), *zero.unsupported_deepspeed_keys(deepspeed)]
     if axes.context > 1 and not strategy.startswith("fsdp2_cp"):
         keys.append(f"parallelism_config_cp_size: {axes.context} with {strategy}")
     if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):
@@ -313,13 +364,12 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
 
 
 def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
-    """What a strategy file asks for that stages of a pipeline cannot have."""
-    asked = {
-        f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}": axes.is_sharded
-        and axes.tensor > 1,
-        f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}": strategy not in ("pipeline", "3d"),
-    }
-    return [key for key, is_asked in asked.items() if is_asked]
+    found = []
+    if axes.is_sharded and axes.tensor > 1:
+        found.append(f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}")
+    if strategy not in ("pipeline", "3d"):
+        found.append(f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}")
+    return found
 
 
 def _fsdp_name(axes: Axes, offloads: bool) -> str:

@@ -13,7 +13,6 @@ from accelerate.state import DistributedType
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
@@ -131,7 +130,7 @@ class Parallelism:
         if self.pipeline is not None:
             return float(self.pipeline.norm())
         norm: Any = Trainer._get_grad_norm(trainer, trainer.model_wrapped)  # type: ignore[no-untyped-call]
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(sharding.whole_tensor(norm))
 
     def own_tokens(self, collator: Collator) -> Collator:
         """The collator of this rank: of its part of each micro-batch, if a context group shares the tokens."""
@@ -224,7 +223,7 @@ def _weights_sent(model: nn.Module, launch: Launch, args: IndicTrainingArguments
 @torch.no_grad()
 def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArguments) -> None:
     """Fill this rank's part of a weight; None if it is on other ranks."""
-    from indictune.distributed.convert_state import split_like
+    from indictune.distributed.sharding import split_like
 
     is_first = args.process_index == 0
     sent = whole.to(args.device) if is_first else torch.empty_like(whole, device=args.device)

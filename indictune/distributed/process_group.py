@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_fallback, strategy_file
+from indictune.distributed import cpu_fallback, strategy
 from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.distributed.upstream import set_default_timeout
@@ -33,12 +33,12 @@ _RANK_0_WAITS_S = 5.0
 _AGENT_ENDS_S = 60.0  # within which torchrun ends an idle process after a change of nodes
 
 
-def count(environ: Mapping[str, str]) -> int:
+def restarts_so_far(environ: Mapping[str, str]) -> int:
     """How often torchrun has restarted this node's ranks after a failure. It differs between nodes."""
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def limit(environ: Mapping[str, str]) -> int:
+def most_restarts(environ: Mapping[str, str]) -> int:
     """How often torchrun may restart this run (`--max-restarts`)."""
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
@@ -55,7 +55,7 @@ def launch_name(environ: Mapping[str, str]) -> str:
 
 def attempt(environ: Mapping[str, str]) -> str:
     """A name that all ranks of one start share. A later launch, or a later start on several nodes, may have it too."""
-    number = count(environ) if is_one_node(environ) else ""
+    number = restarts_so_far(environ) if is_one_node(environ) else ""
     return f"{launch_name(environ)}-{number}"
 
 
@@ -83,7 +83,7 @@ class World:
             given = f"--global_batch_size {rows} with {rows_at_once} rows at once"
             found.append(f"{self.idle} of {self.started} processes idle: {given} divides by {self.used} at most.")
         of_agents = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if of_agents and limit(environ) and environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        if of_agents and most_restarts(environ) and environ.get("GROUP_WORLD_SIZE", "1") != "1":
             found.append(f"No node can join this run, and the first one must stay: {_OWN_STORE} allows both.")
         return found
 
@@ -111,7 +111,7 @@ def choose_world(
         deepspeed: `--deepspeed`.
     """
     started = int(environ.get("WORLD_SIZE", "1"))
-    if not limit(environ) or rows_at_once is None or rows_at_once <= 0:
+    if not most_restarts(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
     sizes = ((size, _data_size(environ, size, deepspeed)) for size in range(started, 0, -1))
     used = next((size for size, data in sizes if data and micro_batches_of_step(rows, rows_at_once, data)), started)
@@ -130,7 +130,7 @@ def _data_size(environ: Mapping[str, str], size: int, deepspeed: str | None) -> 
         return None
 
 
-def idle() -> int:
+def wait_idle() -> int:
     """Wait until the run is finished, or until torchrun ends this process because the nodes change.
 
     Returns:
@@ -159,7 +159,7 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
         UserError: the other ranks are not at the address that torchrun gave.
     """
     OWN_PROGRESS.passed(JOINING)
-    if not limit(environ):
+    if not most_restarts(environ):
         return
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -208,7 +208,7 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     Returns:
         Training arguments that the CPU fallback and the strategy file need.
     """
-    from_file = strategy_file.leave_to_plan(launch, environ)
+    from_file = strategy.hide_file_values(launch, environ)
     set_default_timeout(timedelta(seconds=timeout_s))
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import zero

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
-from torch import nn
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from peft import PeftModel, get_peft_model_state_dict
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
@@ -34,13 +36,13 @@ if TYPE_CHECKING:
     from transformers import Trainer  # slow to import
 
 
-def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
+def check_strategy_started(launch: Launch, training_args: TrainingArguments) -> None:
     """Compare what the launcher asked for with what came up, before the model loads.
 
     Raises:
         UserError: another strategy, or another number of processes, came up.
     """
-    family, asked = came_up(training_args), engine_of(launch.strategy)
+    family, asked = started_strategy(training_args), engine_of(launch.strategy)
     if family != ("ddp" if asked == "tp" else asked):  # accelerate knows no matrices that are split without FSDP2
         raise UserError("another-strategy-came-up", value=asked, came_up=family)
     if training_args.world_size != launch.world_size:
@@ -62,7 +64,7 @@ def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> lis
     return [f"One process uses one GPU; {unused} more stay unused. accelerate_configs/ddp.yaml uses them all."]
 
 
-def came_up(training_args: TrainingArguments) -> str:
+def started_strategy(training_args: TrainingArguments) -> str:
     """The family of the strategy that came up: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
     kind = training_args.distributed_state.distributed_type
     if training_args.deepspeed_plugin is not None:
@@ -75,6 +77,7 @@ def came_up(training_args: TrainingArguments) -> str:
     return "fsdp2" if asked_fsdp and kind != DistributedType.MULTI_CPU else "ddp"
 
 
+WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"  # the folder in a checkpoint
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 
@@ -124,7 +127,7 @@ def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
     as a whole, the hooks that gather and free its layers never run, and nothing is compiled (torch 2.13).
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
-    if came_up(args) == "fsdp2":
+    if started_strategy(args) == "fsdp2":
         os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -219,7 +222,7 @@ def whole_bytes(model: nn.Module) -> int:
     return sum(math.prod(shapes[name]) * each.element_size() for name, each in trained)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """The part of a parameter, or of its gradient or state, on this rank; what nothing splits as it is."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
@@ -228,9 +231,14 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     # ZeRO-3's parts have equal sizes. The last ones end in uninitialised memory, which may be NaN (DeepSpeed 0.19,
     # `_partition_param`).
-    part: torch.Tensor = known["ds_tensor"]
+    part: Tensor = known["ds_tensor"]
     own = known["ds_numel"] - known["ds_zero_partition_rank"] * part.numel()
     return part[: max(0, own)]
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank may have a part, as a whole. All ranks that have a part must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def full_norms(trainer: Trainer) -> dict[str, float]:
@@ -247,21 +255,20 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
         if not each.requires_grad:
             continue
         with whole_parameter(each):
-            full = each.full_tensor() if isinstance(each, DTensor) else each
-            norms[name] = float(full.detach().double().norm())
+            norms[name] = float(whole_tensor(each).detach().double().norm())
     return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
 
 
 def _norms_gathered_by(trainer: Trainer) -> dict[str, float]:
     """As `full_norms`, of matrices that DeepSpeed splits: it gathers them on the first rank, as for saving."""
     trained = {name for name, each in unwrapped(trainer).named_parameters() if each.requires_grad}
-    weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
     norms = {name: float(each.detach().double().norm()) for name, each in weights.items() if name in trained}
     return collectives.gather_from_all(norms)[0]
 
 
 @contextmanager
-def whole_parameter(parameter: torch.Tensor) -> Iterator[None]:
+def whole_parameter(parameter: Tensor) -> Iterator[None]:
     """A block in which a parameter that ZeRO-3 sharded can be read in full. All ranks must enter it."""
     if "ds_shape" in vars(parameter):
         import deepspeed  # slow
@@ -361,3 +368,24 @@ def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in:
         assert work is not None
         work.wait()
     divide_and_copy(sums, group.size(), local)
+
+
+def own_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own weights by name, each once, as checkpoints hold them; of an adapted model the adapter's."""
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    if isinstance(model, PeftModel):
+        state = get_peft_model_state_dict(model, state, adapter_name=model.active_adapter)
+    first_names = {id(weight): name for name, weight in reversed(state.items())}  # tied ones have several
+    return {name: weight.detach() for name, weight in state.items() if first_names[id(weight)] == name}
+
+
+def split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
+    """This rank's part of a whole tensor where `target` is in shards; else the whole tensor."""
+    if whole.shape != target.shape:
+        raise RuntimeError(f"{name} has the shape {tuple(whole.shape)} instead of {tuple(target.shape)}.")
+    if not isinstance(target, DTensor):
+        return whole
+    # Each rank has the whole, so that none has to send it.
+    return distribute_tensor(
+        whole.to(target.device, target.dtype), target.device_mesh, target.placements, src_data_rank=None
+    )

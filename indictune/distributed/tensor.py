@@ -112,7 +112,6 @@ def check_split(plan: AnyPlan) -> list[Problem]:
 
 
 def _obstacle(config: PreTrainedConfig, is_deepspeed: bool) -> str | None:
-    """Why a model cannot be split; None if it can."""
     if config.to_dict().get("quantization_config"):
         return "its weights are quantised"
     if config.model_type in _OF_ENCODERS:
@@ -126,7 +125,6 @@ def _obstacle(config: PreTrainedConfig, is_deepspeed: bool) -> str | None:
 
 
 def _sizes(config: PreTrainedConfig, is_deepspeed: bool) -> dict[str, int]:
-    """What is split into parts of equal size."""
     of_text = config.get_text_config()
     is_head_whole = is_deepspeed or config.model_type in _OF_ENCODERS
     names = _SPLIT_SIZES if is_head_whole else (*_SPLIT_SIZES, "vocab_size")

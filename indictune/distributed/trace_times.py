@@ -36,7 +36,7 @@ def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Int
     return common
 
 
-def length(spans: Iterable[Interval]) -> float:
+def total_length(spans: Iterable[Interval]) -> float:
     """The time in spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
@@ -124,17 +124,15 @@ def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
     busy = union([*compute, *communication])
 
     def mean(spans: Iterable[Interval]) -> float:
-        return length(spans) / _MICROSECONDS / len(steps)
+        return total_length(spans) / _MICROSECONDS / len(steps)
 
-    gaps = {}
-    for number, phase in enumerate(PHASES):
-        of_phase = union((step[number], step[number + 1]) for step in steps)
-        gaps[phase] = mean(of_phase) - mean(intersection(busy, of_phase))
+    phases = {phase: union((step[each], step[each + 1]) for step in steps) for each, phase in enumerate(PHASES)}
+    gaps = {phase: mean(spans) - mean(intersection(busy, spans)) for phase, spans in phases.items()}
     overlapped = mean(intersection(compute, communication))
     return RankTimes(rank, len(steps), mean(windows), mean(compute), mean(communication), overlapped, gaps)
 
 
-def slowest(times: Sequence[RankTimes]) -> Slowest | None:
+def slowest_rank(times: Sequence[RankTimes]) -> Slowest | None:
     """The rank that holds up the others; None if there are no others."""
     if len(times) < 2:
         return None

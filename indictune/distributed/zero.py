@@ -151,7 +151,7 @@ def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
 
 
-def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
+def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     """A DeepSpeed file with "auto" wherever a flag says the value: transformers fills it in.
 
     The Trainer makes optimizer and schedule, and compiles. The saved model is whole.
@@ -222,7 +222,6 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _replace(config: dict[str, Any], dotted_key: str, value: Any) -> None:
-    """Replace a value that is there."""
     parent, _, name = dotted_key.rpartition(".")
     holder = _look_up(config, parent) if parent else config
     if isinstance(holder, dict) and name in holder:

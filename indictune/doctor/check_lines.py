@@ -61,9 +61,8 @@ def merged(by_rank: Sequence[Sequence[Outcome]], hosts: Sequence[str]) -> list[O
                     ranks.setdefault(line, []).append(rank)
         bad = {line: who for line, who in ranks.items() if line.status != "ok"}
         for line, who in bad.items():
-            found.append(
-                line if len(who) == len(by_rank) else replace(line, found=f"{named_ranks(who, hosts)}: {line.found}")
-            )
+            text = line.found if len(who) == len(by_rank) else f"{named_ranks(who, hosts)}: {line.found}"
+            found.append(replace(line, found=text))
         found += [] if bad else list(ranks)[:1]
     return found
 

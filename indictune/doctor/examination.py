@@ -11,12 +11,11 @@ import torch
 from torch import distributed
 from transformers import TrainingArguments
 
-from indictune.config.plan import AnyPlan
-from indictune.distributed import agreement, node_disks
+from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed import agreement, collectives
 from indictune.distributed.collectives import gather_from_all
-from indictune.doctor import collective_checks, compare_ranks
+from indictune.doctor import rank_checks
 from indictune.doctor.check_lines import Outcome, merged, of_problem
-from indictune.doctor.compare_ranks import LAUNCH_CHECK, alike_lines, clock_lines, clock_readings, launch_line
 from indictune.doctor.machine import (
     PACKAGES_CHECK,
     build_line,
@@ -26,6 +25,7 @@ from indictune.doctor.machine import (
     package_lines,
     shared_memory_line,
 )
+from indictune.doctor.rank_checks import clock_lines, clock_readings, difference_lines
 from indictune.doctor.roll_call import RollCall
 from indictune.doctor.run_files import (
     OUTPUT_CHECK,
@@ -38,7 +38,7 @@ from indictune.doctor.run_files import (
 )
 from indictune.errors import Problem, UserError, problem
 
-RECIPE_CHECK = "recipe"
+RECIPE_CHECK, LAUNCH_CHECK, _BACKEND_FLAG = "recipe", "launch", "ddp_backend"
 _FIRST = (PACKAGES_CHECK, RECIPE_CHECK, ROWS_CHECK)
 _BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the tensor of a collective
 _TIMES = {"cpu": 3, "cuda": 10}
@@ -78,20 +78,20 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     Raises:
         AbsentError: a rank is gone.
     """
-    hosts = roll.exchange("the start of all ranks", agreement.host(), longer=2)
+    hosts = roll.exchange("the start of all ranks", agreement.host_name(), longer=2)
     ranks = roll.exchange("the checks of each machine", _of_this_rank(subject))
     own = [[Outcome(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
     lines = merged(own, hosts)
     found += [line for line in lines if line.check in _FIRST]
     found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
-    found += alike_lines([rank["values"] for rank in ranks], hosts)
+    found += difference_lines([rank["values"] for rank in ranks], hosts)
     try:
         with roll.at("bringing up the process group"):
             args = subject.bring_up()
     except UserError as error:
         found += [of_problem(LAUNCH_CHECK, each) for each in error.problems]
     else:
-        found.append(launch_line(subject.plan.launch, args))
+        found.append(_launch_line(subject.plan.launch, args))
         found += _between_ranks(subject, roll, args, [rank["links"] for rank in ranks], hosts)
     found += [line for line in lines if line.check not in _FIRST]
 
@@ -107,13 +107,12 @@ def _of_this_rank(subject: Subject) -> dict[str, Any]:
     return {
         "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
         "gpus": own,
-        "links": collective_checks.link_facts(own["name"], interface),
+        "links": rank_checks.link_facts(own["name"], interface),
         "values": agreement.short_values(values),
     }
 
 
 def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
-    """The checks of this rank alone."""
     plan = subject.plan
     device = torch.device("cuda", subject.local_rank) if subject.local_rank < visible_gpus else torch.device("cpu")
     with ThreadPoolExecutor(1) as pool:  # the Hub may take its time
@@ -133,46 +132,62 @@ def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
 def _between_ranks(
     subject: Subject, roll: RollCall, args: TrainingArguments, links: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> list[Outcome]:
-    """The checks of all ranks together, over the process group."""
     ranks = roll.world_size
     if ranks == 1 or not distributed.is_initialized():
         return [Outcome("collectives", "ok", "one process: there is nothing to send")]
     device, own = args.device, dict[str, Any]()
     with roll.at("clocks"):
         own["clock"] = clock_readings()
-    base = collective_checks.known_numbers(_BYTES[device.type] // 4, device)
-    for each in collective_checks.COLLECTIVES:
+    base = rank_checks.known_numbers(_BYTES[device.type] // 4, device)
+    for each in rank_checks.COLLECTIVES:
         with roll.at(each.name):
-            own[f"{each.name} right"] = collective_checks.is_right(each, base)
-            own[f"{each.name} s"] = collective_checks.seconds(each, base, _TIMES[device.type])
-    own["compute"] = compare_ranks.compute_s(device)
+            own[f"{each.name} right"] = rank_checks.is_right(each, base)
+            own[f"{each.name} s"] = rank_checks.seconds(each, base, _TIMES[device.type])
+    own["compute"] = rank_checks.compute_s(device)
     with roll.at("pairs of ranks"):
-        own["links"] = compare_ranks.link_rates(device)
+        own["links"] = rank_checks.link_rates(device)
     if subject.plan.training.output_dir:
         with roll.at("a file that all nodes see"):
-            own["shared"] = node_disks.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
+            own["shared"] = collectives.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
     of_ranks = roll.exchange("the measurements", own)
     found = clock_lines([each["clock"] for each in of_ranks], hosts)
-    right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in collective_checks.COLLECTIVES}
-    found += collective_checks.wrong_lines(right, hosts)
-    for each in collective_checks.COLLECTIVES:
+    right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in rank_checks.COLLECTIVES}
+    found += rank_checks.wrong_lines(right, hosts)
+    for each in rank_checks.COLLECTIVES:
         if all(right[each.name]):
             slowest_s = max(rank[f"{each.name} s"] for rank in of_ranks)
-            rate = collective_checks.bus_bandwidth(each, 4.0 * len(base), ranks, slowest_s)
-            found.append(collective_checks.bandwidth_line(each.name, rate, links, hosts))
-    found += compare_ranks.rank_lines([each["compute"] for each in of_ranks], hosts)
-    found += compare_ranks.link_lines([each["links"] for each in of_ranks], hosts)
+            rate = rank_checks.bus_bandwidth(each, 4.0 * len(base), ranks, slowest_s)
+            found.append(rank_checks.bandwidth_line(each.name, rate, links, hosts))
+    found += rank_checks.rank_lines([each["compute"] for each in of_ranks], hosts)
+    found += rank_checks.link_lines([each["links"] for each in of_ranks], hosts)
     return found + _disks(of_ranks, hosts)
 
 
 def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
-    """Whether the nodes share the disk of the run's folder, if there are several."""
     if len(set(hosts)) == 1 or "shared" not in of_ranks[0]:
         return []
-    shared = (
-        "all nodes see the same files" if of_ranks[0]["shared"] else "each node has its own disk, and keeps a copy"
-    )
-    return [Outcome("shared disk", "ok", shared)]
+    own_disks = "each node has its own disk, and keeps a copy"
+    return [Outcome("shared disk", "ok", "all nodes see the same files" if of_ranks[0]["shared"] else own_disks)]
+
+
+def _launch_line(launch: Launch, args: TrainingArguments) -> Outcome:
+    """The strategy, its axes, processes and backend. `check_strategy_started` has compared strategy and processes."""
+    nodes = max(1, launch.world_size // launch.local_world_size)
+    sizes = {"pipeline": launch.axes.pipeline, "tensor": launch.axes.tensor, "context": launch.axes.context}
+    sizes |= {"data": launch.data_size, "replicas": launch.axes.replicas}
+    axes = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    asked = f"{launch.strategy}, {launch.world_size} process(es) on {nodes} node(s)" + (f", {axes}" if axes else "")
+    if not distributed.is_initialized():
+        return Outcome(LAUNCH_CHECK, "ok", f"{asked}, on {args.device}")
+    rank, backend = distributed.get_rank(), distributed.get_backend()
+    expected = "nccl" if args.device.type == "cuda" else "gloo"
+    if rank != launch.rank:
+        cure = "Start all processes with one launcher command."
+        return Outcome(LAUNCH_CHECK, "fail", f"{asked}; rank {launch.rank} came up as {rank}", cure)
+    if expected not in backend:
+        cure = f"Leave out --{_BACKEND_FLAG}: {expected} is the backend of {args.device.type}."
+        return Outcome(LAUNCH_CHECK, "warn", f"{asked}, on {args.device} over {backend}", cure)
+    return Outcome(LAUNCH_CHECK, "ok", f"{asked}, over {backend}")
 
 
 _NUMBERS = 1 << 16  # float32 numbers of a rank
@@ -190,17 +205,17 @@ def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
     """
     if args.world_size == 1:
         return []
-    base = collective_checks.known_numbers(_NUMBERS, args.device)
-    right = {each.name: collective_checks.is_right(each, base) for each in collective_checks.COLLECTIVES}
+    base = rank_checks.known_numbers(_NUMBERS, args.device)
+    right = {each.name: rank_checks.is_right(each, base) for each in rank_checks.COLLECTIVES}
     own = [
         *package_lines(plan.environ, plan.gpus, args.world_size),
         shared_memory_line(),
         disk_line(plan, timed=False),
     ]
-    everyone = gather_from_all((agreement.host(), own, right, clock_readings()))
+    everyone = gather_from_all((agreement.host_name(), own, right, clock_readings()))
     hosts = [each[0] for each in everyone]
     by_name = {name: [each[2][name] for each in everyone] for name in right}
-    if wrong := collective_checks.wrong_lines(by_name, hosts):
+    if wrong := rank_checks.wrong_lines(by_name, hosts):
         raise UserError(problems=[problem("collective-wrong", each.check, each.found) for each in wrong])
     found = merged([each[1] for each in everyone], hosts)
     found += clock_lines([each[3] for each in everyone], hosts)

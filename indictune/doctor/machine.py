@@ -81,7 +81,6 @@ def known_faults() -> list[dict[str, Any]]:
 
 
 def _line_of(needed: Requirement) -> Outcome | None:
-    """What is wrong with one package."""
     cure = f'pip install "{needed.name}{needed.specifier}"'
     try:
         installed = version(needed.name)
@@ -89,9 +88,8 @@ def _line_of(needed: Requirement) -> Outcome | None:
         return Outcome(PACKAGES_CHECK, "fail", f"{needed.name} is not installed", cure)
     if needed.specifier.contains(installed, prereleases=True):
         return None
-    return Outcome(
-        PACKAGES_CHECK, "warn", f"{needed.name} {installed} is not tested: expected {needed.specifier}", cure
-    )
+    text = f"{needed.name} {installed} is not tested: expected {needed.specifier}"
+    return Outcome(PACKAGES_CHECK, "warn", text, cure)
 
 
 def _matches(fault: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -108,9 +106,8 @@ def build_line(launch: Launch) -> Outcome:
     """Whether CPU Adam can be built on this node. Only DeepSpeed with an offloaded optimizer needs it."""
     missing = _missing_for_build()
     if not missing:
-        return Outcome(
-            _CPU_ADAM, "ok", f"{shutil.which(_compiler())} and {shutil.which('ninja')} build it in 1 to 2 minutes"
-        )
+        builders = f"{shutil.which(_compiler())} and {shutil.which('ninja')}"
+        return Outcome(_CPU_ADAM, "ok", f"{builders} build it in 1 to 2 minutes")
     found, cure = f"cannot be built without {', '.join(missing)}", " ".join(missing.values())
     if needs_cpu_adam(launch):
         return Outcome(_CPU_ADAM, "fail", f"{found}, and {launch.strategy} needs it", cure)
@@ -118,7 +115,6 @@ def build_line(launch: Launch) -> Outcome:
 
 
 def _missing_for_build() -> dict[str, str]:
-    """What is missing for a build -> the cure."""
     found = {}
     if shutil.which(_compiler()) is None:
         found["a C++ compiler"] = "apt-get install g++, or set CXX."
@@ -126,12 +122,8 @@ def _missing_for_build() -> dict[str, str]:
         found["ninja on PATH"] = f"Put {Path(sys.executable).parent} on PATH: it has ninja, or pip install ninja."
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         found["Python.h"] = "apt-get install python3-dev."
-    if (
-        torch.version.cuda
-        and torch.cuda.is_available()
-        and shutil.which("nvcc") is None
-        and "CUDA_HOME" not in os.environ
-    ):
+    has_nvcc = shutil.which("nvcc") is not None or "CUDA_HOME" in os.environ
+    if torch.version.cuda and torch.cuda.is_available() and not has_nvcc:
         found["nvcc"] = f"Install the CUDA toolkit {torch.version.cuda}, and set CUDA_HOME."
     return found
 
@@ -157,9 +149,8 @@ def four_bit_line(device: torch.device, is_needed: bool) -> Outcome:
     found = f"NF4 and back on {device.type}: mean error {error:.4f}, known {KNOWN_ERROR}"
     if abs(error - KNOWN_ERROR) <= _TOLERANCE * KNOWN_ERROR:
         return Outcome(_FOUR_BIT, "ok", found)
-    return Outcome(
-        _FOUR_BIT, bad, found, "Do not use --method qlora here: install the bitsandbytes of constraints.txt."
-    )
+    cure = "Do not use --method qlora here: install the bitsandbytes of constraints.txt."
+    return Outcome(_FOUR_BIT, bad, found, cure)
 
 
 def round_trip_error(device: torch.device) -> float:
@@ -201,15 +192,12 @@ def gpu_lines(by_rank: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> lis
         visible = by_rank[first]["visible"]
         if 0 < visible < processes:
             cure = f"Use --num_processes {visible} a node, or show more GPUs with CUDA_VISIBLE_DEVICES."
-            found.append(
-                Outcome(_GPUS, "fail", f"{processes} processes on {host}, and {visible} visible GPU(s)", cure)
-            )
+            text = f"{processes} processes on {host}, and {visible} visible GPU(s)"
+            found.append(Outcome(_GPUS, "fail", text, cure))
         elif visible > processes:
-            unused = (
-                f"{visible} visible GPUs on {host}, and {processes} process(es): {visible - processes} stay unused"
-            )
-            cure = f"accelerate launch --multi_gpu --num_processes {visible} ..."
-            found.append(Outcome(_GPUS, "warn", unused, f"To use and check them all: {cure}"))
+            text = f"{visible} visible GPUs on {host}, and {processes} process(es): {visible - processes} stay unused"
+            cure = f"To use and check them all: accelerate launch --multi_gpu --num_processes {visible} ..."
+            found.append(Outcome(_GPUS, "warn", text, cure))
     names = Counter(each["name"] or "CPU" for each in by_rank)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items())
     return found or [Outcome(_GPUS, "ok", f"{len(by_rank)} process(es) on {len(on_host)} node(s): {shown}")]
@@ -220,11 +208,8 @@ def _without_driver(by_rank: Sequence[Mapping[str, Any]], hosts: Sequence[str]) 
     if not blind:
         return []
     if not by_rank[blind[0]]["cuda"]:
-        return [
-            Outcome(
-                _GPUS, "fail", f"{named_ranks(blind, hosts)}: this torch is built for the CPU", "Install a CUDA build."
-            )
-        ]
+        text = f"{named_ranks(blind, hosts)}: this torch is built for the CPU"
+        return [Outcome(_GPUS, "fail", text, "Install a CUDA build.")]
     cure = "Check nvidia-smi and CUDA_VISIBLE_DEVICES. The driver must be as new as the CUDA of torch "
     found = f"{named_ranks(blind, hosts)}: there is an NVIDIA GPU, and torch sees none"
     return [Outcome(_GPUS, "fail", found, f"{cure}({by_rank[blind[0]]['cuda']}).")]
@@ -236,11 +221,8 @@ def _shared(by_rank: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[
         if each["uuid"]:
             users.setdefault((hosts[rank], each["uuid"]), []).append(rank)
     cure = "Give each process its own GPU: check CUDA_VISIBLE_DEVICES."
-    return [
-        Outcome(_GPUS, "fail", f"{named_ranks(who, hosts)} have the same GPU", cure)
-        for who in users.values()
-        if len(who) > 1
-    ]
+    same = [f"{named_ranks(who, hosts)} have the same GPU" for who in users.values() if len(who) > 1]
+    return [Outcome(_GPUS, "fail", text, cure) for text in same]
 
 
 def _unlike(by_rank: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:

@@ -86,7 +86,7 @@ class RollCall:
     def __init__(self, environ: Mapping[str, str], timeout_s: float, report: Callable[[list[Outcome]], None]) -> None:
         self.rank, self.world_size, self.timeout_s = rank_of(environ), world_size_of(environ), timeout_s
         self._report = report
-        self._place = Place(0, "the start", os.getpid(), agreement.host())
+        self._place = Place(0, "the start", os.getpid(), agreement.host_name())
         self._since = 0.0  # of the wait; 0 for none
         self._limit_s = timeout_s
         self._is_over = threading.Event()
@@ -228,7 +228,6 @@ class RollCall:
         return [Outcome(here.name, "fail", all_came, _CURE_OF_NETWORK, tuple(stacks.get(self.rank, ())))]
 
     def _stacks(self) -> dict[int, list[str]]:
-        """The stack of each rank that gives one."""
         self._own.set("wanted", "")
         deadline, found = time.monotonic() + _STACKS_S, {self.rank: self._stack()}
         while len(found) < self.world_size and time.monotonic() < deadline:
@@ -249,9 +248,8 @@ class RollCall:
         if stack is None:
             state, cure = why_silent(place.pid, place.host)
             return Outcome(check, "fail", f"{found} It gave no stack: its process is {state}.", cure)
-        return Outcome(
-            check, "fail", f"{found} Its stack:", "The last line of the stack is what holds it up.", tuple(stack)
-        )
+        cure = "The last line of the stack is what holds it up."
+        return Outcome(check, "fail", f"{found} Its stack:", cure, tuple(stack))
 
     def _of(self, rank: int) -> Place | None:
         return Place(*json.loads(self._own.get(f"at/{rank}"))) if self._own.check([f"at/{rank}"]) else None
@@ -284,14 +282,8 @@ def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> St
     """
     by_launcher = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     serves = is_first and rank_of(environ) == 0 and not by_launcher
-    store = TCPStore(
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        is_master=serves,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    address, timeout = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), timedelta(seconds=timeout_s)
+    store = TCPStore(*address, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True)
     return PrefixStore(f"doctor/{process_group.attempt(environ)}", store)
 
 
@@ -303,7 +295,7 @@ def why_silent(pid: int, host: str) -> tuple[str, str]:
         host: where it runs. Of another node nothing is known.
     """
     look = f"On {host}, type: ps -o stat= -p {pid}. T is stopped, D waits for a disk."
-    if host != agreement.host():
+    if host != agreement.host_name():
         return "stopped, gone, or busy outside Python", look
     try:
         state = psutil.Process(pid).status()

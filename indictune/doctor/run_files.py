@@ -58,9 +58,8 @@ def disk_line(plan: AnyPlan, timed: bool) -> Outcome:
         enough = free >= max(size, _WRITTEN_BYTES)
         rate = write_rate(folder) if timed and enough else 0.0
     except OSError as error:
-        return Outcome(
-            OUTPUT_CHECK, "fail", f"{folder} cannot be written: {error.strerror}", "Check its permissions and quota."
-        )
+        text = f"{folder} cannot be written: {error.strerror}"
+        return Outcome(OUTPUT_CHECK, "fail", text, "Check its permissions and quota.")
     found = f"{free / 1e9:,.1f} GB free"
     if size:
         found += f"; a checkpoint takes {size / 1e9:,.2f} GB, and there are {kept} at once"
@@ -110,25 +109,22 @@ def row_digests(configuration: Mapping[str, Any]) -> dict[str, str]:
 
 def row_line(digests: Mapping[str, str]) -> Outcome:
     """Whether the files of `row_digests` can be read."""
-    missing = [
-        f"{name.removeprefix('content of ')} is {each}" for name, each in digests.items() if _UNREADABLE in each
-    ]
+    by_flag = {name.removeprefix("content of "): each for name, each in digests.items()}
+    missing = [f"{flag} is {each}" for flag, each in by_flag.items() if _UNREADABLE in each]
     if missing:
         return Outcome(ROWS_CHECK, "fail", "; ".join(missing), "Check the paths and permissions on this node.")
-    found = [f"{name.removeprefix('content of ')}: {each}" for name, each in digests.items()]
+    found = [f"{flag}: {each}" for flag, each in by_flag.items()]
     return Outcome(ROWS_CHECK, "ok", "; ".join(found) or "no files are named")
 
 
 def _digest_of(named: Any, split: str, has_weights: bool = False) -> str:
     try:
-        files = (
-            [file for each in entries_of(named) for file in each.files]
-            if has_weights
-            else files_named(named, split)[1]
-        )
-        digest, size = hashlib.sha256(), 0
-        for file in files:
-            size += _add_file(digest, Path(file))
+        if has_weights:
+            files = [file for each in entries_of(named) for file in each.files]
+        else:
+            files = list(files_named(named, split)[1])
+        digest = hashlib.sha256()
+        size = sum(_add_file(digest, Path(file)) for file in files)
     except OSError as error:
         return f"{_UNREADABLE}: {error.filename}: {error.strerror}"
     except UserError as error:
@@ -137,7 +133,6 @@ def _digest_of(named: Any, split: str, has_weights: bool = False) -> str:
 
 
 def _add_file(digest: Any, path: Path) -> int:
-    """Add a file to a digest; returns its size."""
     size = path.stat().st_size
     step = _PART_BYTES if size <= _READ_WHOLE else size // _PARTS
     digest.update(str(size).encode())
@@ -158,9 +153,8 @@ def hub_line(repository: str | None) -> Outcome:
         return Outcome(_HUB, "ok", "not asked: the run does not push")
     if constants.HF_HUB_OFFLINE:
         found = f"not asked about {repository}: HF_HUB_OFFLINE is set"
-        return Outcome(
-            _HUB, "warn", found, "The push at the end needs the network: unset it, or leave out --push_to_hub."
-        )
+        cure = "The push at the end needs the network: unset it, or leave out --push_to_hub."
+        return Outcome(_HUB, "warn", found, cure)
     if get_token() is None:
         return Outcome(_HUB, "fail", "there is no token", "Set HF_TOKEN, or run `hf auth login` once.")
     try:
@@ -175,11 +169,6 @@ def hub_line(repository: str | None) -> Outcome:
 
 
 def _hub_answer(repository: str) -> Outcome:
-    """The answer of the Hub.
-
-    Raises:
-        HfHubHTTPError: it refused.
-    """
     api = HfApi()
     user = api.whoami()
     name = repository if "/" in repository else f"{user['name']}/{repository}"

@@ -175,7 +175,11 @@ def merge(
 
 
 def _base(adapter: Path, base_model: str | None, base_revision: str | None, trust_remote_code: bool) -> ModelArguments:
-    """The base, at the commit that the adapter was trained on."""
+    """The base, at the commit that the adapter was trained on.
+
+    Raises:
+        UserError: `base-unknown`, or as `check_base`.
+    """
     trained_on = base_of(adapter)
     name, revision = base_model or trained_on.name, base_revision or trained_on.revision
     if not name:

@@ -12,7 +12,7 @@ from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
 from indictune.distributed.pipeline.layout import check_pipeline
-from indictune.distributed.strategy_limits import (
+from indictune.distributed.strategy import (
     check_bad_steps,
     check_communication,
     check_optimizer_of_strategy,
@@ -130,10 +130,8 @@ def _launches(machine: Machine, method: str) -> Iterator[tuple[str, Launch | Use
         is_of_one = name == "single_gpu"
         if is_of_one != (machine.gpus == 1) and not (machine.gpus == 1 and name.endswith("_offload")):
             continue
-        if (name == "hsdp" and machine.nodes == 1) or (
-            name == "fsdp2_qlora" and method != "qlora"
-        ):  # it is FSDP2 there
-            continue
+        if (name == "hsdp" and machine.nodes == 1) or (name == "fsdp2_qlora" and method != "qlora"):
+            continue  # it is FSDP2 there
         yield name, _launch(name, machine.gpus, machine.of_node)
 
 
@@ -167,7 +165,7 @@ class _Search:
         batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
         if problems or not batches:
             rows = self.asked if own.training.max_tokens_per_device is None else None
-            alone = uneven(own.training.global_batch_size, launch.data_size, rows)
+            alone = uneven_batch(own.training.global_batch_size, launch.data_size, rows)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
         found = [self._measured(name, memory, each) for each in batches]
@@ -196,7 +194,7 @@ class _Search:
         )
 
 
-def uneven(rows: int, groups: int, asked: int | None) -> str:
+def uneven_batch(rows: int, groups: int, asked: int | None) -> str:
     """That groups of processes cannot share a global batch of rows, and the nearest sizes that they can."""
     unit = groups * (asked or 1)
     sizes = [size for size in (rows // unit * unit, -(-rows // unit) * unit) if size]
@@ -205,7 +203,6 @@ def uneven(rows: int, groups: int, asked: int | None) -> str:
 
 
 def _problems(plan: AnyPlan) -> Sequence[str]:
-    """Why a strategy cannot run a plan."""
     assert plan.model_config is not None
     found = check_weights(plan, stored_quantisation(plan.model_config))
     checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from indictune.config.shared_arguments import MachineArguments
 from indictune.errors import Problems, UserError, problem
@@ -55,13 +54,8 @@ DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
 _BYTES = {"m": 1e6, "g": 1e9, "t": 1e12, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES_A_SECOND = {"Mb": 1e6 / 8, "Gb": 1e9 / 8, "mb": 1e6 / 8, "gb": 1e9 / 8, "MB": 1e6, "GB": 1e9}
 # The PCIe of the GPUs that are sold with each faster link.
-_PCIE_BESIDE = {
-    "nvlink5": "pcie5",
-    "nvlink4": "pcie5",
-    "nvlink3": "pcie4",
-    "nvlink2": "pcie3",
-    "infinity_fabric": "pcie5",
-}
+_PCIE_BESIDE = {"nvlink4": "pcie5", "nvlink3": "pcie4", "nvlink2": "pcie3"}
+_PCIE_BESIDE |= dict.fromkeys(("nvlink5", "infinity_fabric"), "pcie5")
 
 
 @cache
@@ -213,6 +207,8 @@ def this_machine(processes: int, gpus: int) -> Machine:
     """
     free, capacity = free_and_capacity()
     if gpus:
+        import torch  # slow, and `indictune train` reads this module before it starts a process
+
         gpu = gpu_of_device(torch.cuda.get_device_name(0)) or DEFAULT_GPU
         memory = float(torch.cuda.get_device_properties(0).total_memory)
         return machine_of(gpu, processes, 1, memory, host_bytes=capacity)

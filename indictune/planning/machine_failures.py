@@ -4,18 +4,314 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import psutil
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from datasets import Dataset
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
 from transformers import Trainer
 
-from indictune.config.plan import AnyPlan
+from indictune.config.arguments import Method
+from indictune.config.plan import AnyPlan, Axes
 from indictune.console_text import shown_bytes
+from indictune.data.collation import lengths_of
 from indictune.distributed import process_group
+from indictune.distributed.devices import meta_of
+from indictune.distributed.launch import engine_of
+from indictune.distributed.upstream import whole_gradients
 from indictune.errors import Problem, problem
-from indictune.planning.hardware import killed_processes
-from indictune.planning.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory
+from indictune.models.active_vocabulary import active_embedding
+from indictune.models.config_shapes import MetaModel
+from indictune.planning.hardware import assumed, free_and_capacity, killed_processes
+from indictune.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
 from indictune.progress import OWN_PROGRESS
+
+_SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
+# Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.
+_OTHER_FILES = {
+    **dict.fromkeys(("ddp", "zero1", "zero2"), ("fsdp2", "zero3", "fsdp2_offload")),
+    "fsdp2": ("zero3", "fsdp2_offload"),
+    "zero3": ("zero3_offload",),
+}
+_UNITS = {"byte": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_AMOUNT = r"([\d.]+) ?(bytes?|[KMGT]iB)\b"
+_ASKED = re.compile(rf"tried to allocate {_AMOUNT}|Unable to allocate {_AMOUNT}|malloc of size (\d+) failed", re.I)
+_FREE = re.compile(rf"of which {_AMOUNT} is free", re.I)
+_OWN = re.compile(rf"this process has {_AMOUNT} memory in use", re.I)
+_CAPACITY = re.compile(rf"total capacity of {_AMOUNT}", re.I)
+# Of torch's CPU allocator, CUDA, cuBLAS, bitsandbytes, the system and oneDNN.
+_SAYS_SO = re.compile(
+    r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory|could not create a primitive",
+    re.I,
+)
+PARTS = ("parameters", "gradients", "optimizer_states")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch's own types, and texts of the libraries."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and bool(_SAYS_SO.search(str(error)))
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """What a run knows of its rows once it has read them.
+
+    Attributes:
+        longest: tokens of one; None for `--max_length`.
+        active: rows of the embedding that are trained; None for all.
+    """
+
+    longest: int | None = None
+    active: int | None = None
+
+
+_UNKNOWN = KnownRows()
+
+
+def out_of_memory(
+    error: BaseException, plan: AnyPlan | None, step: int, place: str, trainer: Trainer | None = None
+) -> Problem:
+    """The answer to an error of `is_out_of_memory`.
+
+    Args:
+        error: as raised.
+        plan: of the run; None before there is one.
+        step: the last one that ended.
+        place: the last one that this rank passed, as in `Progress`.
+        trainer: that trains; None before.
+    """
+    text = str(error)
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in text
+    free, capacity = torch.cuda.mem_get_info() if on_gpu and torch.cuda.is_available() else free_and_capacity()
+    free, capacity = _amount(_FREE, text) or free, _amount(_CAPACITY, text) or capacity
+    asked = _amount(_ASKED, text)
+    used = _amount(_OWN, text) or (capacity - free if on_gpu else psutil.Process().memory_info().rss)
+    return problem(
+        "out-of-memory",
+        device="GPU" if on_gpu else "CPU",
+        step=step,
+        place=place,
+        asked="an unknown amount was" if asked is None else f"{shown_bytes(asked)} were",
+        free=shown_bytes(free),
+        capacity=shown_bytes(capacity),
+        **_advice(plan, capacity, place, trainer, used),
+    )
+
+
+def killed_for_memory(plan: AnyPlan | None) -> Problem:
+    """The answer to a rank that is gone after the kernel killed processes for lack of memory."""
+    free, capacity = free_and_capacity()
+    sizes = {"free": shown_bytes(free), "capacity": shown_bytes(capacity)}
+    return problem("rank-killed-for-memory", **sizes, **_advice(plan, capacity, "training"))
+
+
+def _amount(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    if found is None:
+        return None
+    number, unit, *_ = [*(each for each in found.groups() if each), "bytes"]
+    return int(float(number) * _UNITS[unit.lower()])
+
+
+def _advice(
+    plan: AnyPlan | None, capacity: int, place: str, trainer: Trainer | None = None, used: int = 0
+) -> dict[str, str]:
+    """The estimate of this process and the smallest change that fits, for a message."""
+    known = _known_rows(trainer)
+    own = None if plan is None else _predicted(memory_of_rank, plan, known)
+    needed = None if plan is None else estimated(plan, known)
+    if plan is None or own is None or needed is None:
+        return {"estimate": "", "change": "Close other programs, or use a machine with more memory."}
+    rows = plan.training.per_device_eval_batch_size
+    if "evaluating" in place and rows > 1:
+        return {"estimate": "", "change": f"Use --per_device_eval_batch_size {rows // 2}; the metrics stay the same."}
+    size = shown_bytes(getattr(own, own.largest.replace(" ", "_")))
+    estimate = f" The largest part of an estimated {shown_bytes(own.total_bytes)} is {own.largest}, {size}"
+    if trainer is None or trainer.model is None:
+        return {"estimate": f"{estimate} ({_listed(asdict(own))}).", "change": smallest_change(plan, needed, capacity)}
+    held = held_by_trainer(trainer.model, trainer.optimizer)
+    estimate += f". Predicted, and held now: {compared(own, held, used)}{'' if plan.gpus else ' with Python'}."
+    return {"estimate": estimate, "change": smallest_change(plan, needed, capacity, known)}
+
+
+def compared(predicted: Memory, held: Mapping[str, int], used: int) -> str:
+    """Terms that are predicted, each with what a process holds.
+
+    Args:
+        predicted: of the process.
+        held: by part, as `held_bytes` gives it.
+        used: by the process, in all.
+    """
+    terms = asdict(predicted)
+    pairs = [
+        f"{name.replace('_', ' ')} {shown_bytes(terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()
+    ]
+    rest = f"all else {shown_bytes(sum(terms.values()))} ({_listed(terms)})"
+    return "; ".join([*pairs, f"{rest}, {shown_bytes(max(0, used - sum(held.values())))}"])
+
+
+def _listed(terms: Mapping[str, int]) -> str:
+    return ", ".join(_term(name, size) for name, size in terms.items() if size)
+
+
+def _term(name: str, size: int) -> str:
+    return f"{name.replace('_', ' ')} {shown_bytes(size)}"
+
+
+def _known_rows(trainer: Trainer | None) -> KnownRows:
+    if trainer is None or trainer.model is None:
+        return _UNKNOWN
+    active = active_embedding(trainer.model)
+    longest = int(lengths_of(cast(Dataset, trainer.train_dataset)).max())
+    return KnownRows(longest, None if active is None else len(active[1].row_ids))
+
+
+def estimated(plan: AnyPlan, known: KnownRows = _UNKNOWN) -> Memory | None:
+    """The memory of the process that needs most, if all rows are as long as the longest; None for an unknown model."""
+    return _predicted(estimate_memory, plan, known)
+
+
+def _predicted(
+    estimate: Callable[[AnyPlan, MetaModel, int], Memory], plan: AnyPlan, known: KnownRows
+) -> Memory | None:
+    meta = meta_of(plan, known.active if plan.model.method == "full" else None)
+    longest = known.longest or plan.sequence_limit
+    return None if meta is None else estimate(plan, meta, micro_batch_tokens(plan, longest))
+
+
+def smallest_change(plan: AnyPlan, needed: Memory, capacity: int, known: KnownRows = _UNKNOWN) -> str:
+    """A sentence with the flags of the first change that fits, the ones that change least first.
+
+    Args:
+        plan: that did not fit.
+        needed: the estimate of it.
+        capacity: bytes of the device. Processes on one CPU share it.
+        known: of the rows.
+    """
+    own = capacity if plan.gpus else capacity // plan.launch.local_world_size
+    # It is to be below the same share of the estimate of what did not fit, too.
+    limit_bytes = assumed("of_memory") * min(own, needed.total_bytes)
+    for flags, effect, changed in _changes(plan):
+        fits = estimated(changed, known)
+        if fits is not None and fits.total_bytes <= limit_bytes:
+            return f"Use {flags} (an estimated {shown_bytes(fits.total_bytes)}{effect})."
+    return "No setting fits here: use a smaller model, or devices with more memory."
+
+
+def _changes(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
+    """Flags, what they change in the result or speed, and the plan with them; from the smallest change on."""
+    yield from _of_the_batch(plan)
+    kept = plan
+    if not plan.training.gradient_checkpointing:
+        kept = plan.derive(gradient_checkpointing=True)
+        yield "--gradient_checkpointing true", "; the result stays the same, steps take a third longer", kept
+        for flags, _, changed in _of_the_batch(kept):
+            yield f"--gradient_checkpointing true {flags}", "; the result stays the same", changed
+    smallest = [(flags, changed) for flags, _, changed in _of_the_batch(kept)][-1:]
+    family, splits_model = engine_of(plan.launch.strategy), plan.launch.axes.model_ranks > 1
+    spreads = plan.launch.world_size > 1 and not splits_model and plan.model.method != "qlora"
+    for strategy in _OTHER_FILES.get(family, ()) if spreads else ():
+        axes = Axes(is_sharded=strategy.startswith("fsdp2"))
+        spread = replace(plan.launch, strategy=strategy, axes=axes)
+        yield f"--strategy {strategy} (accelerate_configs/{strategy}.yaml)", "", replace(plan, launch=spread)
+        for flags, changed in smallest:
+            yield f"--strategy {strategy} and {flags}", "", replace(changed, launch=spread)
+    methods = _SMALLER_METHODS[plan.model.method]
+    for method in methods if family in ("single", "ddp") else methods[:1]:
+        model = replace(plan.model, method=method)
+        yield f"--method {method}", "; it trains an adapter instead of all weights", replace(plan, model=model)
+        for flags, changed in smallest:
+            yield f"--method {method} and {flags}", "", replace(changed, model=model)
+
+
+def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
+    training = plan.training
+    given: dict[str, Any] = {"max_tokens_per_device": training.max_tokens_per_device}
+    if training.max_tokens_per_device is None:
+        given = {"per_device_train_batch_size": training.per_device_train_batch_size}
+    ((name, size),) = given.items()
+    smallest = plan.sequence_limit // plan.launch.axes.context if name == "max_tokens_per_device" else 1
+    steps = training.gradient_accumulation_steps
+    while (size := size // 2) >= smallest:
+        steps *= 2
+        if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.data_size) == 0:
+            same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"
+            yield f"--{name} {size}", same, plan.derive(**{name: size}, gradient_accumulation_steps=steps)
+
+
+def held_bytes(
+    model: nn.Module, optimizer: Optimizer | None = None, counted: dict[int, torch.Tensor] | None = None
+) -> dict[str, int]:
+    """Bytes of this process by part of `PARTS`, each tensor once.
+
+    DeepSpeed (0.19) gives torch's optimizer shards of its own, one group of parameters after the other, and keeps
+    those of ZeRO-3 in `ds_tensor`.
+
+    Args:
+        model: in training.
+        optimizer: torch's; None before there is one.
+        counted: tensors that are left out, by address; those found are added.
+    """
+    counted = {} if counted is None else counted
+    groups = [] if optimizer is None else optimizer.param_groups
+    both = [*model.parameters(), *(each for group in groups for each in group["params"])]
+    states = [] if optimizer is None else optimizer.state.values()
+    parts = (
+        [*both, *(vars(each)["ds_tensor"] for each in both if "ds_tensor" in vars(each)), *_scales(both)],
+        [*(each.grad for each in both), *whole_gradients(model)],
+        [value for state in states for value in state.values()],
+    )
+    return {name: _bytes_of(each, counted) for name, each in zip(PARTS, parts, strict=True)}
+
+
+def held_by_trainer(model: nn.Module, optimizer: Any) -> dict[str, int]:
+    """As `held_bytes`, of a Trainer's model and its optimizer, which accelerate (1.15) and DeepSpeed (0.19) wrap.
+
+    DeepSpeed keeps gradients, and the weights that ZeRO-3 updates, by names of its own.
+    """
+    copies, gradients = list[Any](), list[Any]()
+    while isinstance(optimizer, AcceleratedOptimizer) or not isinstance(optimizer, Optimizer | None):
+        own = vars(optimizer)
+        copies += own.get("fp32_partitioned_groups_flat", ())
+        if "grad_partitions_flat_buffer" in own:  # of ZeRO-3, whose other names are views of it
+            gradients.append(own["grad_partitions_flat_buffer"])
+        else:
+            groups = [*own.get("averaged_gradients", {}).values(), *own.get("all_grad_tensors", {}).values()]
+            gradients += [each for group in groups for each in group or ()]
+        optimizer = optimizer.optimizer
+    counted = dict[int, torch.Tensor]()
+    found = held_bytes(model, optimizer, counted)
+    found["parameters"] += _bytes_of(copies, counted)
+    found["gradients"] += _bytes_of(gradients, counted)
+    return found
+
+
+def _scales(parameters: Iterable[nn.Parameter]) -> Iterator[Any]:
+    """The tensors that unpack 4-bit weights (bitsandbytes 0.50, `QuantState`)."""
+    for each in parameters:
+        state = getattr(each, "quant_state", None)
+        while state is not None:
+            yield from (state.absmax, state.code)
+            state = state.state2
+
+
+def _bytes_of(values: Iterable[Any], counted: dict[int, torch.Tensor]) -> int:
+    total = 0
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            local = value.to_local() if isinstance(value, DTensor) else value.detach()
+            total += local.nbytes if local.data_ptr() not in counted else 0
+            counted[local.data_ptr()] = local
+    return total
+
 
 SHARED_MEMORY = "/dev/shm"
 # Of torch's store (2.13), NCCL's and torch's shared memory. torch names its files there /torch_<process>_<number>.
@@ -69,7 +365,6 @@ def _names_one_of(asked: str, known: list[str], is_exact: bool) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that led to it."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -86,7 +381,7 @@ def _explained(
         return problem("shared-memory-full", SHARED_MEMORY, **sizes)
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
-    restarts = 0 if plan is None or plan.launch.is_one_node else process_group.limit(plan.environ)
+    restarts = 0 if plan is None or plan.launch.is_one_node else process_group.most_restarts(plan.environ)
     if restarts and (lost := _LOST_PEER.search(text)):
         return problem("rank-of-other-node-lost", reason=lost[0], restarts=restarts)
     if is_out_of_memory(error):

@@ -95,7 +95,6 @@ def data_shards(launch: Launch) -> int:
 
 
 def _is_sharded(launch: Launch) -> bool:
-    """Whether FSDP2 shards the weights."""
     return engine_of(launch.strategy) == "fsdp2" or launch.axes.is_sharded
 
 
@@ -111,11 +110,8 @@ def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step:
     DDP keeps all: 16 bytes a parameter with AdamW. ZeRO (Rajbhandari et al. 2020, section 5) and FSDP2 split states,
     gradients and weights over the shards. In 16 bits ZeRO-1 keeps 4 + 12 / N bytes, ZeRO-2 2 + 14 / N, ZeRO-3 16 / N.
     """
-    engine, offloads, shards = (
-        engine_of(launch.strategy),
-        launch.strategy.endswith("_offload"),
-        data_shards(launch),
-    )
+    engine, offloads = engine_of(launch.strategy), launch.strategy.endswith("_offload")
+    shards = data_shards(launch)
     if engine.startswith("zero"):
         return _of_deepspeed(weights, int(engine[-1]), shards, offloads, types, at_step)
     parts = shards if _is_sharded(launch) else 1

@@ -67,11 +67,8 @@ class ModelWeights:
         units = _units(own)
         self._all = {
             name: Weight(
-                tuple(each.shape),
-                each.requires_grad,
-                each in meta.packed,
-                each in meta.looked_up,
-                units.get(id(each), ""),
+                *(tuple(each.shape), each.requires_grad, each in meta.packed, each in meta.looked_up),
+                unit=units.get(id(each), ""),
             )
             for name, each in own.named_parameters()
         }
@@ -133,7 +130,6 @@ def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
 
 
 def _units(own: PreTrainedModel) -> dict[int, str]:
-    """The name of the repeated layer of each parameter, by the parameter's `id`."""
     blocks = set(repeated_blocks(own))
     layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
     return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
@@ -151,15 +147,11 @@ def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
         if name.startswith(blocks):
             found[name] = {of_layer[int(name.removeprefix(blocks).partition(".")[0])]}
         elif name.startswith(entry):
-            is_shared = is_tied(own) and _module_of(own, name) is own.get_input_embeddings()
+            is_shared = is_tied(own) and own.get_submodule(name.rpartition(".")[0]) is own.get_input_embeddings()
             found[name] = {0, count - 1} if is_shared else {0}
         else:
             found[name] = {count - 1}
     return found
-
-
-def _module_of(own: PreTrainedModel, name: str) -> nn.Module:
-    return own.get_submodule(name.rpartition(".")[0])
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from huggingface_hub import get_token
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from indictune.checkpoint import compatibility
-from indictune.checkpoint.resume import Reader, ResumePoint, check_trusted, choose_resume_point
+from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted, choose_resume_point
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.strategy_limits import (
+from indictune.distributed.strategy import (
     check_bad_steps,
     check_communication,
     check_optimizer_of_strategy,
@@ -47,7 +47,7 @@ RESUME_FLAG = "--resume_from_checkpoint"
 
 def check_resume(plan: AnyPlan) -> list[Problem]:
     """Refuse a checkpoint that does not exist, is not trusted, or does not fit the plan."""
-    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.limit(plan.environ)
+    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.most_restarts(plan.environ)
     found = problems_of(_check_checkpoint, plan)
     if max_restarts and asked not in (None, AUTO):  # without a name, the restarted command resumes by itself
         found.insert(0, problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts))
@@ -65,7 +65,7 @@ def _check_checkpoint(plan: AnyPlan) -> None:
 def _at_a_glance(plan: AnyPlan) -> ResumePoint:
     """The resume point, as far as this node's disk and the sizes of large files show it."""
     try:
-        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, Reader(thorough=False))
+        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, DamageReader(thorough=False))
     except UserError:
         if plan.launch.is_one_node:
             raise

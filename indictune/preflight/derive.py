@@ -14,8 +14,7 @@ from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import devices
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
-from indictune.distributed.strategy_file import take_values
-from indictune.distributed.strategy_limits import default_optimizer
+from indictune.distributed.strategy import default_optimizer, take_values
 from indictune.errors import Problem, Problems, UserError
 from indictune.evaluation.score_names import WORST
 from indictune.models.adapters import config_file
@@ -52,7 +51,7 @@ def make_plan(
         # transformers (5.23) takes every metric that ends with "loss" for one.
         "greater_is_better": None if is_lower_better == metric.endswith("loss") else not is_lower_better,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
-        "tf32": devices.default(training),
+        "tf32": devices.default_tf32(training),
     }
     derived = {
         name: value

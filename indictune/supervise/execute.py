@@ -17,9 +17,9 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune import stop_signals
-from indictune.checkpoint import disk_errors, store
-from indictune.checkpoint.disk_errors import SaveError
+from indictune.checkpoint import save, store
 from indictune.checkpoint.resume import Finished
+from indictune.checkpoint.save import SaveError
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
@@ -76,7 +76,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     shares_rows = bool(replaceable) or training.max_tokens_per_device is not None
     fixed_rows = None if shares_rows else rows_at_once
     world = process_group.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
-    if process_group.limit(os.environ) and not replaceable:
+    if process_group.most_restarts(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
     if _is_finished(run):
@@ -85,7 +85,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
             _report(run, end)
         return run_folder.EXIT_CODES[end.state]
     if world.idle and run.rank >= world.used:
-        return process_group.idle()
+        return process_group.wait_idle()
     if _was_stopped_before(run):
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
@@ -98,7 +98,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         if end.state == "user_error" and not launch.is_one_node(os.environ):
             from indictune.distributed import agreement
 
-            agreement.leave(os.environ, end.message)
+            agreement.tell_other_nodes(os.environ, end.message)
         end = _cause(run, end)
         _tell(run, end)
         if end.state == "failed":
@@ -125,7 +125,7 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
     newest = next(map(store.read_manifest, store.checkpoints_in(run.output_dir)), None)
     here = launch.local_world_size_of(os.environ)
     was_elsewhere = newest is not None and newest.world_size > here
-    if not process_group.count(os.environ) or not run.ranks.all_here or was_elsewhere:
+    if not process_group.restarts_so_far(os.environ) or not run.ranks.all_here or was_elsewhere:
         return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"
@@ -156,7 +156,7 @@ def _outcome(
         if message := _explanation(run, error):
             logging.getLogger().info("the run failed", exc_info=True)
             return End("failed", message)
-        message = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None
+        message = save.message_of(error, run.output_dir) if isinstance(error, OSError) else None
         if message is not None:
             return End("failed", message)
         logging.getLogger().exception("the run failed")

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
+from indictune.checkpoint.model_state import ModelState
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
 from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
@@ -25,7 +26,6 @@ from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
-from indictune.distributed.model_state import ModelState
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
@@ -77,7 +77,7 @@ class ExactTrainer(TaskTrainer):
             **settings,
         )
         self.parallelism.set_up(self)
-        devices.put_back(args)
+        devices.undo_tf32_of_accelerate(args)
         self.add_callback(KeepRecords(self))
         if self.parallelism.pipeline is not None:
             self.add_callback(PipelineBubble(self.parallelism.pipeline))

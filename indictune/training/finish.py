@@ -17,12 +17,12 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
-from indictune.checkpoint import disk_errors
+from indictune.checkpoint import save
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.recipe import configuration_of
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
-from indictune.distributed import devices, node_disks, sharding
+from indictune.distributed import collectives, devices, sharding
 from indictune.evaluation.breakdown import SPLITS
 from indictune.evaluation.score_names import in_sentences
 from indictune.files import TEST_FILE, write_json
@@ -62,11 +62,11 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
     needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
-    with disk_errors.reporting(run.output_dir, "the model", unfinished, needed_bytes):
+    with save.reporting(run.output_dir, "the model", unfinished, needed_bytes):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         if run.rank == 0:
             trainer.objective.finish_tokenizer(unfinished, configuration_of(run.output_dir)["max_length"])
-        node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
+        collectives.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:
         verify_saved(trainer, unfinished)
     except Stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,9 @@ from indictune.config.plan import AnyPlan
 from indictune.config.recipe import UNRECORDED_FIELDS
 from indictune.data.cache import content_digest
 from indictune.data.read.row_sources import SPLITS
-from indictune.distributed import agreement, collectives, sharding
+from indictune.distributed import agreement, sharding
 from indictune.distributed.agreement import Values
-from indictune.errors import UserError
+from indictune.errors import Problems
 from indictune.models.active_vocabulary import active_embedding
 from indictune.tasks.protocol import Tokens
 from indictune.training.exact_trainer import ExactTrainer
@@ -42,7 +43,7 @@ _PACKAGES = (
 _DIGITS = 12  # of a digest in a message
 
 
-def check_alike(
+def check_ranks_agree(
     trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: compatibility.Content
 ) -> None:
     """Refuse to train if a rank has other rows or flags than rank 0. All ranks must call it.
@@ -61,16 +62,9 @@ def check_alike(
     if trainer.args.world_size == 1:
         return
     values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
-    own = agreement.short_values(values | flags_of_steps(given, in_files))
-    everyone = collectives.gather_from_all((agreement.host(), own))
-    host_of_0, expected = everyone[0]
-    found = [
-        difference
-        for rank, (host, of_rank) in enumerate(everyone)
-        for difference in agreement.differences(rank, host, of_rank, expected)
-    ]
-    if problems := agreement.rank_problems(found, host_of_0):
-        raise UserError(problems=problems)
+    values |= flags_of_steps(given, in_files)
+    launch, timeout_s = trainer.parallelism.launch, trainer.args.ddp_timeout
+    Problems(agreement.agree("before the training", lambda: values, launch, os.environ, timeout_s)).raise_any()
 
 
 def flags_of_steps(given: Mapping[str, Any], in_files: compatibility.Content) -> dict[str, Any]:

@@ -29,19 +29,13 @@ from indictune.config.recipe import resolved
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
-from indictune.distributed import (
-    collectives,
-    node_disks,
-    process_group,
-    sharding,
-    strategy_file,
-)
+from indictune.distributed import collectives, process_group, sharding, strategy
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
-from indictune.distributed.strategy_limits import check_communication
+from indictune.distributed.strategy import check_communication
 from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
@@ -142,7 +136,7 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
         in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
         return values_of_node(plan, in_files or {})
 
-    return agreement.meet("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
+    return agreement.agree("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
@@ -185,7 +179,7 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
         from indictune.training.rank_consistency import values_of_rows
 
         values = partial(values_of_rows, tokens)
-        Problems(agreement.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+        Problems(agreement.agree("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
     has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if has_validation:
@@ -284,12 +278,12 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
     """
-    run.warn(strategy_file.notes(plan))
+    run.warn(strategy.notes_on_file(plan))
     if plan.launch.from_file:
-        logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
+        logger.info("From the strategy file: %s", strategy.taken_values(plan))
     decided = process_group.start_process_group(plan.launch, os.environ, plan.training.ddp_timeout)
     args = plan.recipe.build(type(plan.training), **{**plan.derived, **decided, **run.console_values})
-    sharding.check_came_up(plan.launch, args)
+    sharding.check_strategy_started(plan.launch, args)
     run.warn(sharding.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
     run.plan = plan
@@ -299,7 +293,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
     """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
-    args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
+    args.save_on_each_node = not collectives.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
         run.lock_folder()  # on the disk of a node without rank 0
     if args.should_save:
@@ -307,7 +301,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     collectives.barrier()
     asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
-    disks_group = node_disks.group_of_disks(args)
+    disks_group = collectives.group_of_disks(args)
     if args.snapshot_steps:
         from indictune.checkpoint import snapshots
 
@@ -328,7 +322,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 
 def flag_contents(plan: AnyPlan) -> compatibility.Content:
     """The values in files that flags name, as far as they change the steps."""
-    return compatibility.read(plan.configuration, plan.launch.deepspeed)
+    return compatibility.read_flag_files(plan.configuration, plan.launch.deepspeed)
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: ResumePoint) -> None:
@@ -354,9 +348,9 @@ def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoi
     """
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
-        from indictune.training.rank_consistency import check_alike
+        from indictune.training.rank_consistency import check_ranks_agree
 
-        check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+        check_ranks_agree(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
         from indictune.training.callbacks.restore_progress import check_rows
 

@@ -28,7 +28,7 @@ from indictune.config.plan import SINGLE, Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
-from indictune.distributed import node_disks, sharding
+from indictune.distributed import collectives, sharding
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
@@ -109,7 +109,7 @@ class TaskTrainer(Trainer):
     @cached_property
     def disks_group(self) -> ProcessGroup | None:
         """The ranks that write files for their node, if each node has its own disk. All ranks must call it."""
-        return node_disks.group_of_disks(self.args)
+        return collectives.group_of_disks(self.args)
 
     @cached_property
     def data_digest(self) -> str:
@@ -240,7 +240,7 @@ def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) ->
     """Write a model with what the library's saving leaves out. All ranks must call it.
 
     Rank 0 alone writes. The Trainer (5.23) would also write on other disks, where no rank has whole weights: it fails
-    with "KeyError", or writes empty tensors. `node_disks.give_files` brings the model there.
+    with "KeyError", or writes empty tensors. `collectives.give_files` brings the model there.
 
     Args:
         trainer: of the model.
@@ -250,7 +250,7 @@ def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) ->
     args, is_checkpoint = trainer.args, folder.name.startswith(store.PREFIX)
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-    with node_disks.rank_0_alone_saves(args):
+    with collectives.rank_0_alone_saves(args):
         model = sharding.unwrapped(trainer)
         if args.should_save:
             sharding.save_code(model, folder)

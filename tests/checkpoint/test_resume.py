@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from indictune.checkpoint import store
 from indictune.checkpoint.resume import (
     AllRanksReader,
-    Reader,
+    DamageReader,
     ResumePoint,
     best_of,
     can_load_best,
@@ -28,19 +28,19 @@ def all_ranks(output_dir: Path) -> AllRanksReader:
     return AllRanksReader(args, False, None)
 
 
-@pytest.fixture(params=[Reader, lambda: Reader(thorough=False), None], ids=["alone", "glance", "all ranks"])
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Reader:
-    found: Reader = all_ranks(tmp_path) if request.param is None else request.param()
+@pytest.fixture(params=[DamageReader, lambda: DamageReader(thorough=False), None], ids=["alone", "glance", "ranks"])
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> DamageReader:
+    found: DamageReader = all_ranks(tmp_path) if request.param is None else request.param()
     return found
 
 
 class TestAuto:
-    def test_takes_the_newest_by_its_number(self, tmp_path: Path, reader: Reader) -> None:
+    def test_takes_the_newest_by_its_number(self, tmp_path: Path, reader: DamageReader) -> None:
         for step in (9, 100, 20):
             write(tmp_path, step)
         assert choose_resume_point(tmp_path, "auto", reader) == ResumePoint(tmp_path / "checkpoint-100", None, [], [])
 
-    def test_passes_over_damaged_ones_and_names_them(self, tmp_path: Path, reader: Reader) -> None:
+    def test_passes_over_damaged_ones_and_names_them(self, tmp_path: Path, reader: DamageReader) -> None:
         whole, *damaged = (write(tmp_path, step) for step in (4, 8, 12))
         for each in damaged:
             truncate(each / "optimizer.pt")
@@ -48,7 +48,7 @@ class TestAuto:
         assert (point.checkpoint, point.damaged) == (whole, damaged[::-1])
         assert [str(each / "optimizer.pt") in text for each, text in zip(damaged[::-1], point.warnings, strict=True)]
 
-    def test_starts_afresh_if_none_is_whole(self, tmp_path: Path, reader: Reader) -> None:
+    def test_starts_afresh_if_none_is_whole(self, tmp_path: Path, reader: DamageReader) -> None:
         assert choose_resume_point(tmp_path / "absent", "auto", reader).checkpoint is None
         (tmp_path / "checkpoint-best").mkdir()
         (tmp_path / "checkpoint-4").mkdir()
@@ -58,11 +58,11 @@ class TestAuto:
 
 def test_without_the_flag_a_run_starts_afresh(tmp_path: Path) -> None:
     write(tmp_path, 4)
-    assert choose_resume_point(tmp_path, None, Reader()) == ResumePoint()
+    assert choose_resume_point(tmp_path, None, DamageReader()) == ResumePoint()
 
 
 class TestANamedCheckpoint:
-    def test_of_the_run_must_be_the_newest_whole_one(self, tmp_path: Path, reader: Reader) -> None:
+    def test_of_the_run_must_be_the_newest_whole_one(self, tmp_path: Path, reader: DamageReader) -> None:
         older, newest, damaged = (write(tmp_path, step) for step in (4, 8, 12))
         truncate(damaged / "optimizer.pt")
         point = choose_resume_point(tmp_path, str(newest), reader)
@@ -71,7 +71,7 @@ class TestANamedCheckpoint:
             choose_resume_point(tmp_path, str(older), reader)
 
     @pytest.mark.parametrize("name", ["checkpoint-4", "checkpoint-9", "x" * 300, "."])
-    def test_that_is_damaged_or_missing_is_refused(self, tmp_path: Path, reader: Reader, name: str) -> None:
+    def test_that_is_damaged_or_missing_is_refused(self, tmp_path: Path, reader: DamageReader, name: str) -> None:
         truncate(write(tmp_path, 4) / "optimizer.pt")
         if name == ".":  # the folder of the run, which stands elsewhere
             tmp_path = tmp_path / "other"
@@ -82,10 +82,10 @@ class TestANamedCheckpoint:
         state: dict[str, object] = {"best_model_checkpoint": "elsewhere/checkpoint-2"}
         best, named = write(tmp_path / "elsewhere", 2), write(tmp_path / "elsewhere", 4, state=state)
         out = tmp_path / "out"
-        assert choose_resume_point(out, str(named), Reader()) == ResumePoint(named, best, [], [])
+        assert choose_resume_point(out, str(named), DamageReader()) == ResumePoint(named, best, [], [])
         write(out, 6)
         with refused("resume-not-newest", str(out), flag=FLAG):
-            choose_resume_point(out, str(named), Reader())
+            choose_resume_point(out, str(named), DamageReader())
 
 
 class TestTheBest:
@@ -95,11 +95,11 @@ class TestTheBest:
         state: dict[str, object] = {"best_global_step": 6, "best_model_checkpoint": "elsewhere/checkpoint-4"}
         return [write(tmp_path, 2), write(tmp_path, 4), write(tmp_path, 8, state=state)]
 
-    def test_comes_with_the_checkpoint(self, tmp_path: Path, steps: list[Path], reader: Reader) -> None:
+    def test_comes_with_the_checkpoint(self, tmp_path: Path, steps: list[Path], reader: DamageReader) -> None:
         assert choose_resume_point(tmp_path, "auto", reader) == ResumePoint(steps[2], steps[1], [], [])
 
     def test_is_forgotten_with_a_warning_if_it_is_damaged(
-        self, tmp_path: Path, steps: list[Path], reader: Reader
+        self, tmp_path: Path, steps: list[Path], reader: DamageReader
     ) -> None:
         truncate(steps[1] / "model.safetensors")
         point = choose_resume_point(tmp_path, "auto", reader)
@@ -120,10 +120,10 @@ def test_a_glance_reads_small_files_and_sizes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(store, "_QUICKLY_READ_BYTES", 100)
     older, newer = write(tmp_path, 4), write(tmp_path, 8, recipe="optim: adamw_torch")
     flip_a_bit(newer / "model.safetensors")
-    assert choose_resume_point(tmp_path, "auto", Reader(thorough=False)).checkpoint == newer
-    assert choose_resume_point(tmp_path, "auto", Reader()).checkpoint == older
+    assert choose_resume_point(tmp_path, "auto", DamageReader(thorough=False)).checkpoint == newer
+    assert choose_resume_point(tmp_path, "auto", DamageReader()).checkpoint == older
     flip_a_bit(newer / "recipe.yaml")
-    assert choose_resume_point(tmp_path, "auto", Reader(thorough=False)).checkpoint == older
+    assert choose_resume_point(tmp_path, "auto", DamageReader(thorough=False)).checkpoint == older
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indictune.checkpoint import disk_errors, store
+from indictune.checkpoint import save, store
 from indictune.checkpoint.store import MANIFEST, UNFINISHED, FileDigest, Manifest
 from indictune.data.cache import write_through
 from indictune.supervise.run_folder import check_folder
@@ -146,8 +146,8 @@ def test_a_checkpoint_whose_name_may_not_be_on_disk_is_not_reported_as_whole(
 
     monkeypatch.setattr(store, "write_through", of_all_but_names)
     with (
-        pytest.raises(disk_errors.SaveError) as raised,
-        disk_errors.reporting(tmp_path, "checkpoint-4", tmp_path / UNFINISHED, lambda: 7),
+        pytest.raises(save.SaveError) as raised,
+        save.reporting(tmp_path, "checkpoint-4", tmp_path / UNFINISHED, lambda: 7),
     ):
         write(tmp_path, 4)
     assert str(raised.value).startswith(f"checkpoint-4 could not be written to {tmp_path}: {tmp_path}: Input/output")

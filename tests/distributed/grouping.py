@@ -25,7 +25,7 @@ from indictune.training.start import start
 
 
 def main(run: Run) -> None:
-    if process_group.count(os.environ) < process_group.limit(os.environ):
+    if process_group.restarts_so_far(os.environ) < process_group.most_restarts(os.environ):
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
     no_rows = Dataset.from_dict({"length": [], "input_ids": [], "labels": [], "language": []})

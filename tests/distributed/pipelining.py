@@ -31,7 +31,7 @@ from transformers import (
 
 from indictune.distributed.pipeline.engine import StageGradients
 from indictune.distributed.pipeline.layout import SCHEDULES, Action, chunks_of
-from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
+from indictune.distributed.pipeline.runner import Batch, IdleTime, Runner, StageLinks
 from indictune.distributed.pipeline.stages import Stages
 from tests.models.tiny import CONFIGS, SMALL
 
@@ -89,8 +89,8 @@ def compare(kind: str, schedule: str) -> dict[str, float]:
     torch.autograd.backward(expected)
     chunks = chunks_of(schedule)
     stages = Stages(model, rank, ranks, chunks)
-    links = Links([range(ranks)], chunks > 1)
-    runner = Runner(stages, links, rank, ranks, schedule, nullcontext, Waits(torch.device("cpu")))
+    links = StageLinks([range(ranks)], chunks > 1)
+    runner = Runner(stages, links, rank, ranks, schedule, nullcontext, IdleTime(torch.device("cpu")))
     ends = torch.distributed.new_group([0, ranks - 1])
     everyone = torch.distributed.group.WORLD
     assert everyone is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from indictune.distributed.model_state import copied
+from indictune.checkpoint.model_state import copy_shards
 
 
 def test_copies_stay_as_they_were_when_the_training_goes_on() -> None:
@@ -18,7 +18,7 @@ def test_copies_stay_as_they_were_when_the_training_goes_on() -> None:
 
     step()
     weight, average = model.weight.detach().clone(), optimizer.state[model.weight]["exp_avg"].clone()
-    copies = copied(model, optimizer)
+    copies = copy_shards(model, optimizer)
     step()
     assert not model.weight.equal(weight)
     assert copies["pytorch_model_fsdp_0"]["model"]["weight"].equal(weight)

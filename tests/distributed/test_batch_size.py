@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indictune.config.plan import Launch
 from indictune.distributed.batch_size import (
-    accumulation_for_tokens,
     accumulation_steps,
     fitting_micro_batch,
+    split_batch,
     steps_of_run,
 )
 from indictune.errors import UserError
@@ -56,8 +60,11 @@ def test_the_steps_of_a_run(rows: int, batch: int, max_steps: int, epochs: float
 class TestALimitOfTokens:
     @staticmethod
     def steps(lengths: list[int], max_tokens: int, run: int = 1, padded: bool = False, batch: int = 4) -> int:
-        rows = torch.tensor(lengths)
-        return accumulation_for_tokens(rows, lambda row: f"t.csv:{row + 2}", max_tokens, batch, 2, 0, run, padded)
+        given = {"max_tokens_per_device": max_tokens, "global_batch_size": batch, "max_steps": run, "seed": 0}
+        training = SimpleNamespace(**given, data_seed=None, num_train_epochs=1)
+        plan: Any = SimpleNamespace(training=training, launch=Launch("ddp", 2, 2), recipe=SimpleNamespace(values={}))
+        found = split_batch(plan, torch.tensor(lengths), lambda row: f"t.csv:{row + 2}", padded)
+        return found["gradient_accumulation_steps"]
 
     def test_the_fewest_steps_that_keep_to_it(self) -> None:
         assert self.steps([10] * 4, 20) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indictune.distributed.trace_times import intersection, length, union
+from indictune.distributed.trace_times import intersection, total_length, union
 
 
 def test_a_union_merges_what_overlaps_or_touches() -> None:
@@ -18,4 +18,8 @@ def test_an_intersection_is_what_both_have() -> None:
 
 def test_the_length_of_a_union_is_that_of_both_less_what_they_share() -> None:
     one, other = union([(0, 3), (4, 8)]), union([(2, 5), (7, 11)])
-    assert length(union([*one, *other])) == length(one) + length(other) - length(intersection(one, other)) == 11
+    assert (
+        total_length(union([*one, *other]))
+        == total_length(one) + total_length(other) - total_length(intersection(one, other))
+        == 11
+    )

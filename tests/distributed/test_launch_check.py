@@ -11,7 +11,7 @@ import torch
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback
-from indictune.distributed.sharding import came_up, check_came_up, use_one_gpu
+from indictune.distributed.sharding import check_strategy_started, started_strategy, use_one_gpu
 from indictune.errors import UserError
 
 
@@ -21,21 +21,21 @@ def one_process(tmp_path: Path) -> IndicTrainingArguments:
 
 
 def test_one_process_that_was_asked_for_is_what_came_up(one_process: IndicTrainingArguments) -> None:
-    assert came_up(one_process) == "single"
-    check_came_up(Launch("single"), one_process)
+    assert started_strategy(one_process) == "single"
+    check_strategy_started(Launch("single"), one_process)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2_offload", "zero1", "zero3_offload"])
 def test_another_strategy_than_was_asked_for_is_refused(strategy: str, one_process: IndicTrainingArguments) -> None:
     with pytest.raises(UserError) as raised:
-        check_came_up(Launch(strategy, 2, 2), one_process)
+        check_strategy_started(Launch(strategy, 2, 2), one_process)
     (found,) = raised.value.problems
     assert (found.code, found.value) == ("another-strategy-came-up", strategy.removesuffix("_offload"))
 
 
 def test_another_number_of_processes_than_was_asked_for_is_refused(one_process: IndicTrainingArguments) -> None:
     with pytest.raises(UserError) as raised:
-        check_came_up(Launch("single", 2, 2), one_process)
+        check_strategy_started(Launch("single", 2, 2), one_process)
     assert (raised.value.code, raised.value.problems[0].value) == ("processes-do-not-meet", 2)
 
 

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from indictune.config.plan import Launch
 from indictune.distributed import agreement
-from indictune.distributed.agreement import leave, meet
+from indictune.distributed.agreement import agree, tell_other_nodes
 from indictune.errors import Problem
 from tests.ranks.launching import free_port
 
@@ -42,7 +42,7 @@ def met(*each: Values, timeout_s: float = 30.0, late_s: float = 0.0, ranks: int 
     def attend(rank: int) -> list[Problem]:
         time.sleep(late_s if rank == len(each) - 1 else 0)
         launch = Launch("ddp", number, 1, rank)
-        return meet("here", lambda: each[rank], launch, environment(rank, number), timeout_s)
+        return agree("here", lambda: each[rank], launch, environment(rank, number), timeout_s)
 
     with ThreadPoolExecutor(len(each)) as pool:
         return list(pool.map(attend, range(len(each))))
@@ -66,7 +66,7 @@ def test_all_ranks_hear_of_all_differences() -> None:
 @pytest.mark.usefixtures("store")
 def test_a_rank_that_cannot_run_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_FAREWELL_S", 0.0)
-    leave(environment(1, 2), "2 problems:\n  1. no such file")
+    tell_other_nodes(environment(1, 2), "2 problems:\n  1. no such file")
     ((found,),) = met({"x": 1}, ranks=2)
     assert (found.code, found.details["rank"]) == ("other-node-refused", 1)
     assert found.value == "2 problems: 1. no such file"
@@ -81,11 +81,11 @@ def test_a_store_that_nobody_serves_is_named(store: TCPStore, monkeypatch: pytes
     port = free_port()
     monkeypatch.setenv("MASTER_PORT", str(port))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    (found,) = meet("here", dict, Launch("ddp", 2, 1, 1), environment(1, 2) | address, timeout_s=1.0)
+    (found,) = agree("here", dict, Launch("ddp", 2, 1, 1), environment(1, 2) | address, timeout_s=1.0)
     assert (found.code, found.flag, found.value) == ("first-node-unreachable", "MASTER_ADDR", f"127.0.0.1:{port}")
 
 
 def test_ranks_of_one_node_do_not_meet() -> None:
     values: Callable[[], Values] = lambda: pytest.fail("asked")  # noqa: E731
-    assert meet("here", values, Launch("ddp", 2, 2), {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 1.0) == []
-    leave({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "")
+    assert agree("here", values, Launch("ddp", 2, 2), {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 1.0) == []
+    tell_other_nodes({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "")

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.parallelism import PIPELINE, REPLICAS, SHARDS, TENSOR, Parallelism
-from indictune.distributed.strategy_file import notes
+from indictune.distributed.strategy import notes_on_file
 from tests.plans import plan_of
 
 
@@ -48,4 +48,4 @@ def test_copies_sum_gradients_in_the_type_asked_for(reduce_dtype: str, average: 
 )
 def test_a_type_of_sums_that_nobody_makes_is_reported(launch: Launch, is_ignored: bool) -> None:
     plan = plan_of({"reduce_dtype": "bfloat16"}, launch=launch)
-    assert any("--reduce_dtype" in each for each in notes(plan)) == is_ignored
+    assert any("--reduce_dtype" in each for each in notes_on_file(plan)) == is_ignored

@@ -13,7 +13,7 @@ from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.launch import read_launch
 from indictune.distributed.pipeline.layout import check_pipeline
-from indictune.distributed.strategy_file import notes
+from indictune.distributed.strategy import notes_on_file
 from indictune.errors import Problem
 from tests.launch_environment import RANK_1_OF_2
 from tests.plans import codes, plan_of
@@ -115,6 +115,6 @@ def test_what_a_file_asks_for_inside_stages(variables: dict[str, str], named: st
 
 
 def test_a_schedule_without_stages_is_reported() -> None:
-    assert any("--pipeline_schedule" in each for each in notes(plan_of({"pipeline_schedule": "gpipe"})))
+    assert any("--pipeline_schedule" in each for each in notes_on_file(plan_of({"pipeline_schedule": "gpipe"})))
     launch = Launch("pipeline", 2, 2, axes=Axes(pipeline=2))
-    assert notes(plan_of({"pipeline_schedule": "gpipe"}, launch=launch)) == []
+    assert notes_on_file(plan_of({"pipeline_schedule": "gpipe"}, launch=launch)) == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from indictune.config.plan import Axes, Launch
-from indictune.distributed import agreement
-from indictune.distributed.agreement import RankDifference, differences, rank_problems, short_values
+from indictune.distributed import agreement, collectives
+from indictune.distributed.agreement import RankDifference, differences_to_rank_0, rank_problems, short_values
 
 
 def test_a_value_that_differs_or_is_missing_is_a_difference() -> None:
-    found = differences(1, "b", {"torch": "2.12", "trl": "1.16"}, {"torch": "2.13", "peft": "0.21", "trl": "1.16"})
+    found = differences_to_rank_0(
+        1, "b", {"torch": "2.12", "trl": "1.16"}, {"torch": "2.13", "peft": "0.21", "trl": "1.16"}
+    )
     assert found == [RankDifference(1, "b", "peft", "none", "0.21"), RankDifference(1, "b", "torch", "2.12", "2.13")]
 
 
@@ -33,3 +38,14 @@ def test_a_strategy_file_is_compared_by_what_it_says_and_not_by_its_place() -> N
     found = agreement.of_strategy(Launch("fsdp2", axes=Axes(tensor=2)), said)
     assert found.keys() & said.keys() == {"FSDP_VERSION"}
     assert (found["strategy"], found["FSDP_VERSION"], found["tensor size"]) == ("fsdp2", "2", "2")
+
+
+def test_ranks_of_a_process_group_gather_what_they_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        collectives, "gather_from_all", lambda mine: [("a", {"rows": "5"}), mine, ("b", {"rows": "7"})]
+    )
+    monkeypatch.setattr(agreement, "host_name", lambda: "a")
+    (found,) = agreement.agree("here", lambda: {"rows": 5}, Launch("ddp", 3, 3), {}, 1.0)
+    assert (found.code, found.flag, found.value, found.details["expected"]) == ("ranks-differ", "rows", "7", "5")
+    assert found.details["ranks"] == "rank 2 on b"

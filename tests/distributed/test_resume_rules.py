@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.strategy_limits import can_resume, parts_of_matrices
+from indictune.distributed.strategy import can_resume, parts_of_matrices
 
 
 @pytest.mark.parametrize("before", ["single", "ddp", "fsdp2", "hsdp", "tp"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from indictune.distributed.strategy_file import ignored_values, leave_to_plan, notes, taken_values
+from indictune.distributed.strategy import hide_file_values, ignored_values, notes_on_file, taken_values
 from tests.launch_environment import launched
 from tests.plans import codes
 from tests.plans_under_files import planned
@@ -127,7 +127,7 @@ class TestWhatCounts:
         file = written(tmp_path, ZERO_3, {"mixed_precision": "fp16"})
         plan, _ = planned(file, "--bf16", "true")
         environ = launched(file)
-        assert leave_to_plan(plan.launch, environ) == {"deepspeed": None}
+        assert hide_file_values(plan.launch, environ) == {"deepspeed": None}
         assert environ["ACCELERATE_MIXED_PRECISION"] == "no"
         assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"} & environ.keys()
 
@@ -163,9 +163,9 @@ class TestFSDP:
         file = written(tmp_path, fsdp(**settings))
         plan, problems = planned(file)
         assert (problems, plan.launch.strategy) == ([], "fsdp2")
-        assert len(notes(plan)) == ("fsdp_version" not in settings)
+        assert len(notes_on_file(plan)) == ("fsdp_version" not in settings)
         environ = launched(file)
-        leave_to_plan(plan.launch, environ)
+        hide_file_values(plan.launch, environ)
         assert (environ["FSDP_VERSION"], environ["FSDP_RESHARD_AFTER_FORWARD"]) == ("2", reshards)
 
     @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ class TestFSDP:
         plan, problems = planned(file)
         assert (problems, plan.launch.strategy) == ([], "ddp")
         environ = launched(file)
-        leave_to_plan(plan.launch, environ)
+        hide_file_values(plan.launch, environ)
         assert "ACCELERATE_USE_PARALLELISM_CONFIG" not in environ
 
     def test_offloading(self, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ class TestFSDP:
         assert problems == []
         assert "fsdp_auto_wrap_policy SIZE_BASED_WRAP" in ignored_values(plan)[0]
         environ = launched(file)
-        leave_to_plan(plan.launch, environ)
+        hide_file_values(plan.launch, environ)
         assert environ["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
         assert environ["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
 
@@ -233,5 +233,5 @@ class TestFSDP:
         plan, _ = planned(file, "--gradient_checkpointing", "false")
         assert plan.training.gradient_checkpointing is False
         environ = launched(file)
-        leave_to_plan(plan.launch, environ)
+        hide_file_values(plan.launch, environ)
         assert environ["FSDP_ACTIVATION_CHECKPOINTING"] == "false"

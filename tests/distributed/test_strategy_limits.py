@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
 from indictune.config.plan import Axes, Launch
-from indictune.distributed.strategy_limits import (
+from indictune.distributed.strategy import (
     check_bad_steps,
     check_communication,
     check_optimizer_of_strategy,
@@ -31,6 +31,7 @@ from tests.plans import STRATEGIES, codes, plan_of
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}
 NF4_IN_BYTES = {**NF4, "bnb_4bit_quant_storage": "uint8"}  # bitsandbytes' default
 EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+
 
 def found_in(
     strategy: str, quantisation: Mapping[str, Any] | None = None, world_size: int = 8, **model: Any

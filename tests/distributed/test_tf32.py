@@ -34,7 +34,7 @@ def set_up_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tf32_as_before: None) -> li
 def test_a_compiled_model_multiplies_fp32_as_configured(
     tmp_path: Path, set_up_on_a_gpu: list[str], tf32: bool, precision: str
 ) -> None:
-    """Where accelerate (1.15) no longer switches TF32 on after it was switched off, `put_back` can go."""
+    """`undo_tf32_of_accelerate` can go where accelerate (1.15) no longer switches TF32 on after it was off."""
     settings: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "eager", "tf32": tf32}
     tiny_trainer(tiny_llama(tmp_path / "base"), tmp_path / "out", answer_rows(9, 5), **settings)
     assert set_up_on_a_gpu == ["tf32"]

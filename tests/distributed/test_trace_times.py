@@ -13,7 +13,7 @@ from torch import distributed
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import profile, record_function
 
-from indictune.distributed.trace_times import PHASES, RankTimes, rank_times, slowest
+from indictune.distributed.trace_times import PHASES, RankTimes, rank_times, slowest_rank
 
 
 def event(cat: str, name: str, begin_ms: float, end_ms: float, tid: int = 1) -> dict[str, Any]:
@@ -109,12 +109,12 @@ def test_the_slowest_rank_is_the_one_that_waits_least() -> None:
         gaps = dict(zip(PHASES, (reading_s, 0.01, 0.0), strict=True))
         return RankTimes(rank, 1, 0.5, compute_s, exposed_s + 0.05, 0.05, gaps)
 
-    found = slowest([times(0, 0.1, 0.38, 0.01), times(1, 0.11, 0.03, 0.35), times(2, 0.1, 0.36, 0.03)])
+    found = slowest_rank([times(0, 0.1, 0.38, 0.01), times(1, 0.11, 0.03, 0.35), times(2, 0.1, 0.36, 0.03)])
     assert found is not None
     assert (found.rank, found.own_s, found.others_s) == pytest.approx((1, 0.47, 0.13))
     assert list(found.more_s) == ["gaps in reading rows", "compute"]
     assert list(found.more_s.values()) == pytest.approx([0.33, 0.01])
-    assert slowest([times(0, 0.1, 0.0, 0.1)]) is None
+    assert slowest_rank([times(0, 0.1, 0.0, 0.1)]) is None
 
 
 def test_gloo_names_its_messages_as_we_read_them(tmp_path: Path) -> None:

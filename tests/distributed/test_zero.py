@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from indictune.distributed.zero import (
-    left_to_flags,
     settings_of_steps,
     unsupported_deepspeed_keys,
     unusable,
     values_in,
+    values_left_to_flags,
 )
 
 # What DeepSpeed has to be told even if the file says nothing: without a clipping it clips nothing.
@@ -100,14 +100,14 @@ def test_what_flags_say_is_left_to_them() -> None:
         "fp16": {"enabled": False, "loss_scale": 8},
         "zero_optimization": {"stage": 2, "compute_grad_norm": False},
     }
-    assert left_to_flags(config) == {
+    assert values_left_to_flags(config) == {
         **LEFT,
         "compile": {"debug_log": True},
         "fp16": {"enabled": "auto", "loss_scale": 0},
         "zero_optimization": {"stage": 2, "compute_grad_norm": True},
     }
     assert config["train_batch_size"] == 64
-    assert left_to_flags({}) == LEFT
+    assert values_left_to_flags({}) == LEFT
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[st
     config = {"zero_optimization": {"stage": 3, **settings}}
     assert [key for key, _, _ in unusable(config, fp16=False)] == [f"zero_optimization.{name}" for name in named]
     whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
-    assert left_to_flags(config)["zero_optimization"] == whole
+    assert values_left_to_flags(config)["zero_optimization"] == whole
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_settings_of_steps_are_those_that_no_flag_sets() -> None:
 def test_a_model_whose_matrices_are_split_is_saved_whole() -> None:
     config = {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}}
     whole = {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}
-    assert left_to_flags(config)["zero_optimization"] == whole
+    assert values_left_to_flags(config)["zero_optimization"] == whole
 
 
 def test_the_plan_of_the_models_type_replaces_that_of_the_file() -> None:
@@ -170,6 +170,6 @@ def test_the_plan_of_the_models_type_replaces_that_of_the_file() -> None:
         "partition_config": {"layer": 1},
     }
     config = {"tensor_parallel": block, "zero_optimization": {"stage": 1}}
-    assert left_to_flags(config)["tensor_parallel"] == {"autotp_size": 2}
+    assert values_left_to_flags(config)["tensor_parallel"] == {"autotp_size": 2}
     names = ("partition_config", "preset_model", "vocab_parallel_lm_head")
     assert [key for key, _, _ in unusable(config, fp16=False)] == [f"tensor_parallel.{name}" for name in names]

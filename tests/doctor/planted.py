@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from indictune.cli import main
-from indictune.doctor import compare_ranks
+from indictune.doctor import rank_checks
 
 FOLDER = Path(__file__).resolve().parent
 SKEW_S = 5.0
@@ -61,12 +61,12 @@ def never_enters() -> None:
 
 def never_arrives() -> None:
     """It does not come to the next collective."""
-    compare_ranks.compute_s = _sleeps  # type: ignore[assignment]
+    rank_checks.compute_s = _sleeps  # type: ignore[assignment]
 
 
 def stopped() -> None:
     """It never arrives, as never_arrives, and nobody in it can say why."""
-    compare_ranks.compute_s = lambda _: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment,return-value]
+    rank_checks.compute_s = lambda _: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment,return-value]
 
 
 def wrong_sum() -> None:

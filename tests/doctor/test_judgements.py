@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from indictune.doctor.check_lines import Outcome, exit_code, merged, named_ranks
-from indictune.doctor.collective_checks import COLLECTIVES, bandwidth_line, bus_bandwidth, gpu_link, wrong_lines
-from indictune.doctor.compare_ranks import alike_lines, clock_lines, link_lines, rank_lines, rounds_of_pairs
 from indictune.doctor.machine import gpu_lines
+from indictune.doctor.rank_checks import (
+    COLLECTIVES,
+    bandwidth_line,
+    bus_bandwidth,
+    clock_lines,
+    difference_lines,
+    gpu_link,
+    link_lines,
+    rank_lines,
+    rounds_of_pairs,
+    wrong_lines,
+)
 from indictune.doctor.roll_call import outside_torch
 
 ONE, TWO = ["a", "a", "a", "a"], ["a", "a", "b", "b"]  # hosts of 4 ranks
@@ -32,11 +42,11 @@ def test_a_line_has_its_ranks_unless_all_ranks_have_it() -> None:
 
 
 def test_the_rank_that_differs_from_most_is_named_even_if_it_is_rank_0() -> None:
-    found = alike_lines([{"--seed": "7"}, {"--seed": "42"}, {"--seed": "42"}], ["a", "a", "a"])
+    found = difference_lines([{"--seed": "7"}, {"--seed": "42"}, {"--seed": "42"}], ["a", "a", "a"])
     assert said(found) == [("fail", "--seed of rank 0: 7; the others have 42")]
-    found = alike_lines([{"x": "1", "y": "1"}, {"x": "1"}], ["a", "b"])
+    found = difference_lines([{"x": "1", "y": "1"}, {"x": "1"}], ["a", "b"])
     assert said(found) == [("fail", "y of rank 1 on b: none; the others have 1")]
-    assert alike_lines([{"x": "1"}, {"x": "1"}], ["a", "a"])[0].status == "ok"
+    assert difference_lines([{"x": "1"}, {"x": "1"}], ["a", "a"])[0].status == "ok"
 
 
 def test_a_clock_is_named_when_it_is_off_by_more_than_a_second() -> None:

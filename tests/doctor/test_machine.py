@@ -19,7 +19,7 @@ import torch
 
 from indictune.config.plan import Launch
 from indictune.distributed import agreement
-from indictune.doctor import compare_ranks, machine, run_files
+from indictune.doctor import machine, rank_checks, run_files
 from indictune.doctor.machine import shared_memory_line
 from indictune.doctor.roll_call import why_silent
 from indictune.doctor.run_files import row_digests, row_line
@@ -127,7 +127,7 @@ def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_process_that_does_not_answer_is_stopped_gone_or_busy() -> None:
-    here = agreement.host()
+    here = agreement.host_name()
     with subprocess.Popen(["sleep", "60"]) as process:
         busy = why_silent(process.pid, here)[0]
         process.send_signal(signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_a_burst_of_another_program_makes_no_rank_slow(monkeypatch: pytest.Monke
         return product(left, right)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", slowed)
-    assert compare_ranks.compute_s(torch.device("cpu")) < 0.02
+    assert rank_checks.compute_s(torch.device("cpu")) < 0.02
 
 
 @pytest.mark.parametrize(("device", "status"), [("cpu", "fail"), ("none", "ok")])

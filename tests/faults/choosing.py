@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from indictune.checkpoint.resume import AllRanksReader, choose_resume_point
-from indictune.distributed.node_disks import group_of_disks
+from indictune.distributed.collectives import group_of_disks
 from indictune.errors import UserError
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import runpy
 import sys
 from pathlib import Path
 
+from indictune.checkpoint import model_state
+from indictune.checkpoint.model_state import ModelState
 from indictune.data.collation import IndexedRows, Row
-from indictune.distributed import convert_state
-from indictune.distributed.model_state import ModelState
 
 
 def note_rows(folder: Path) -> None:
@@ -40,7 +40,7 @@ def fresh_states() -> None:
 
 def fresh_weights() -> None:
     """The weights are those that the first run began with."""
-    convert_state.load_weights = lambda model, checkpoint: None
+    model_state.load_weights = lambda model, checkpoint: None
 
 
 MUTANTS = {"": lambda: None, "fresh_states": fresh_states, "fresh_weights": fresh_weights}

@@ -12,8 +12,8 @@ from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
 from tests.ranks.launching import Run, accelerate
 
-WRITE = "indictune.distributed.model_state:write_shards"
-WRITE_OF_A_FOLDER = "indictune.distributed.model_state:save"  # of two a checkpoint
+WRITE = "indictune.checkpoint.model_state:write_shards"
+WRITE_OF_A_FOLDER = "indictune.checkpoint.model_state:save"  # of two a checkpoint
 LAST_FILE = "indictune.checkpoint.train_state:save_generators"  # of each rank
 SAVE = "indictune.checkpoint.save:Checkpoints.save"
 

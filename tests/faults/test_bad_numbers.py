@@ -429,7 +429,7 @@ def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
     flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20", "--async_save", "true", *unevaluated)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), flags)
-    slow = "SLOW@indictune.distributed.model_state:write_shards:2"
+    slow = "SLOW@indictune.checkpoint.model_state:write_shards:2"
     result = job.start(f"{slow}+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(6, "rollback")]

@@ -311,7 +311,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 @pytest.mark.parametrize(
     ("place", "shown"),
     [
-        ("indictune.distributed.sharding:check_came_up", "joining the other ranks"),
+        ("indictune.distributed.sharding:check_strategy_started", "joining the other ranks"),
         ("indictune.tasks.classification:load_classifier", "reading the weights"),
     ],
 )

@@ -528,7 +528,9 @@ def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("event", [
+@pytest.mark.parametrize(
+    "event",
+    [
         pytest.param(f"SIGKILL@{STEP}:5", marks=pytest.mark.more),
         pytest.param(f"SIGTERM@{STEP}:2", marks=pytest.mark.slow),
     ],

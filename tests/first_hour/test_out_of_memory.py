@@ -24,9 +24,8 @@ from indictune.config.arguments import DataArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.distributed.choose_launcher import Launcher
 from indictune.planning import hardware
-from indictune.planning.machine_failures import check_interfaces
+from indictune.planning.machine_failures import check_interfaces, compared, estimated, out_of_memory, smallest_change
 from indictune.planning.memory import Memory
-from indictune.planning.out_of_memory import compared, estimated, out_of_memory, smallest_change
 from indictune.progress import Progress
 from indictune.run import Run
 from indictune.stop_signals import SIGNALS

@@ -14,7 +14,7 @@ import pytest
 from accelerate.commands.config.cluster import get_cluster_input
 from accelerate.commands.menu import BulletMenu
 
-from indictune.distributed.strategy_file import leave_to_plan, notes, taken_values
+from indictune.distributed.strategy import hide_file_values, notes_on_file, taken_values
 from tests.launch_environment import launched
 from tests.plans_under_files import planned, planned_by, planned_with_deepspeed
 
@@ -97,8 +97,8 @@ def test_what_accelerate_config_writes(
     environ = launched(file, 1 if strategy == "single" else 2)
     plan, problems = planned_by(environ, "--global_batch_size", "32", "--per_device_train_batch_size", "8")
     assert (problems, plan.launch.strategy) == ([], strategy)
-    assert len(notes(plan)) == bool(said)
-    assert all(part in line for part in said for line in notes(plan))
+    assert len(notes_on_file(plan)) == bool(said)
+    assert all(part in line for part in said for line in notes_on_file(plan))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_all_conflicts_come_in_one_line(tmp_path: Path) -> None:
     plan, problems = planned_with_deepspeed(file, *flags)
     assert problems == []
     assert taken_values(plan) == "--weight_decay 0.1"
-    (line,) = notes(plan)
+    (line,) = notes_on_file(plan)
     assert re.findall(r"(\S+ \S+) \(([^)]*)\)", line) == [
         ("train_micro_batch_size_per_gpu 4", "--per_device_train_batch_size 8 counts"),
         ("optimizer.params.lr 3e-05", "--learning_rate 0.0001 counts"),
@@ -188,14 +188,14 @@ def test_stage_3_of_an_accelerate_config_is_told_to_save_the_whole_model(tmp_pat
     file = configured(tmp_path / "answered.yaml", ZERO | {"ZeRO optimization stage": 3})
     plan, _ = planned(file)
     environ = launched(file)
-    leave_to_plan(plan.launch, environ)
+    hide_file_values(plan.launch, environ)
     assert environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] == "true"
 
 
 def test_stage_0_runs_without_deepspeed(tmp_path: Path) -> None:
     file = configured(tmp_path / "answered.yaml", ZERO | {"ZeRO optimization stage": 0})
     plan, _ = planned(file)
-    assert (plan.launch.strategy, "stage 0" in notes(plan)[0]) == ("ddp", True)
+    assert (plan.launch.strategy, "stage 0" in notes_on_file(plan)[0]) == ("ddp", True)
     environ = launched(file)
-    assert leave_to_plan(plan.launch, environ) == {"deepspeed": None}
+    assert hide_file_values(plan.launch, environ) == {"deepspeed": None}
     assert "ACCELERATE_USE_DEEPSPEED" not in environ

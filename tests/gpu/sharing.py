@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from indictune.distributed.pipeline.runner import Links
+from indictune.distributed.pipeline.runner import StageLinks
 from indictune.preflight import checks
 
 
@@ -34,14 +34,14 @@ class Arriving:
 
 def send_by_way_of_the_cpu() -> None:
     """Between the stages of a pipeline."""
-    send, receive = Links.send, Links.receive
+    send, receive = StageLinks.send, StageLinks.receive
 
-    def receive_there(self: Links, into: Tensor, *where: Any) -> Arriving:
+    def receive_there(self: StageLinks, into: Tensor, *where: Any) -> Arriving:
         on_cpu = torch.empty_like(into, device="cpu")
         return Arriving(receive(self, on_cpu, *where), on_cpu, into)
 
-    Links.send = lambda self, tensor, *where: send(self, tensor.cpu(), *where)  # type: ignore[method-assign]
-    Links.receive = receive_there  # type: ignore[method-assign, assignment]
+    StageLinks.send = lambda self, tensor, *where: send(self, tensor.cpu(), *where)  # type: ignore[method-assign]
+    StageLinks.receive = receive_there  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

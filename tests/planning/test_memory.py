@@ -25,8 +25,8 @@ from indictune.models.adapters import add_lora
 from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
+from indictune.planning.machine_failures import held_bytes
 from indictune.planning.memory import RankMemory, estimate_memory, micro_batch_tokens
-from indictune.planning.out_of_memory import held_bytes
 from indictune.planning.rank_bytes import Kept, in_flight, kept_bytes, layer_bytes, types_of, working_bytes
 from indictune.planning.rank_weights import ModelWeights, Weight, layer_widths
 from tests.plans import plan_of

@@ -176,9 +176,7 @@ class TestOtherRanks:
         "what",
         [
             "is gone: it was killed, or died without a word",
-            pytest.param(
-                "holds up the others: since step 0 it got no further than the start", marks=pytest.mark.more
-            ),
+            pytest.param("holds up the others: since step 0 it got no further than the start", marks=pytest.mark.more),
         ],
     )
     def test_they_do_not_wait_for_the_word_of_a_rank_0_that_is_dead_or_late(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
-from indictune.distributed.convert_state import own_weights
 from indictune.distributed.pipeline.layout import bubble, chunks_of
-from indictune.distributed.pipeline.runner import Batch, Links, Runner, Waits
+from indictune.distributed.pipeline.runner import Batch, IdleTime, Runner, StageLinks
 from indictune.distributed.pipeline.stages import Stages, shard, sum_with
-from indictune.distributed.sharding import average_gradients, local_part, unwrapped
+from indictune.distributed.sharding import average_gradients, local_part, own_weights, unwrapped, whole_tensor
 from indictune.distributed.upstream import save_whole
 
 
@@ -84,34 +83,12 @@ class StageGradients:
 
 def _square(gradients: list[Tensor]) -> Tensor:
     """The square of the norm of gradients of one mesh, those on other ranks of it included."""
-    norm = get_total_norm(gradients)
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
-
-
-def write_whole_weights(trainer: Trainer, model: nn.Module, folder: Path, group: ProcessGroup) -> None:
-    """Gather the weights of all stages on rank 0, and write them as one process does. All ranks must call it.
-
-    Args:
-        trainer: saves.
-        model: with the stages of this rank.
-        folder: of the model.
-        group: the ranks of this pipeline, by stage.
-    """
-    weights = _gathered(own_weights(model), group, trainer.args.device)
-    is_adapter = isinstance(model, PeftModel)
-    trained = {name: _whole(each) for name, each in model.named_parameters() if is_adapter and each.requires_grad}
-    if not trainer.args.should_save:
-        return
-    if is_adapter:
-        save_whole(trainer, folder, trained)  # with the adapter's part in the first stage
-        save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
-    else:
-        save_whole(trainer, folder, weights)
+    return whole_tensor(get_total_norm(gradients)).float() ** 2
 
 
 def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device) -> dict[str, Tensor]:
     """The weights of all stages by name, on the CPU of rank 0; on other ranks their own."""
-    weights = {name: _whole(each) for name, each in mine.items()}
+    weights = {name: whole_tensor(each) for name, each in mine.items()}
     ranks = torch.distributed.get_process_group_ranks(group)
     if ranks[0] != 0:  # another copy of the model
         return weights
@@ -129,39 +106,6 @@ def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device
                 torch.distributed.recv(received, sender, group=group)
                 whole[name] = received.cpu()
     return whole
-
-
-def _whole(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-
-def part_of_states(
-    whole: dict[str, Any], model: nn.Module, decayed: Collection[str], order: Sequence[str], group: ProcessGroup
-) -> dict[str, Any]:
-    """What a rank loads of the optimizer states of a whole model, numbered as one process would number its stages.
-
-    All ranks must call it.
-
-    Args:
-        whole: the state dict of one process: parameters with weight decay come first.
-        model: with the stages of this rank.
-        decayed: names of the parameters of these that weight decay applies to.
-        order: names of all trained parameters, as the whole model lists them.
-        group: the ranks of this pipeline.
-    """
-    of_stages: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(of_stages, set(decayed), group=group)
-    all_decayed = set[str]().union(*of_stages)
-    number_of = {name: number for number, name in enumerate(sorted(order, key=lambda name: name not in all_decayed))}
-    own = [name for name, each in model.named_parameters() if each.requires_grad]
-    own.sort(key=lambda name: name not in decayed)
-    with_decay = sum(name in decayed for name in own)
-    numbers = [list(range(with_decay)), list(range(with_decay, len(own)))]
-    groups = [each | {"params": mine} for each, mine in zip(whole["param_groups"], numbers, strict=True)]
-    return {
-        "state": {number: whole["state"][number_of[name]] for number, name in enumerate(own)},
-        "param_groups": groups,
-    }
 
 
 T = TypeVar("T")
@@ -192,8 +136,8 @@ class Pipeline:
         pipelines = mesh.mesh.flatten(1).T.tolist()
         self._last: int = torch.distributed.get_global_rank(self.group, self._ranks - 1)
         self._device, self._in_bf16 = args.device, args.bf16
-        self._waits = Waits(args.device)
-        links = Links(pipelines, is_ring=chunks > 1)
+        self._waits = IdleTime(args.device)
+        links = StageLinks(pipelines, is_ring=chunks > 1)
         self._runner = Runner(stages, links, self._rank, self._ranks, schedule, self._autocast, self._waits)
         self._stages = stages
         self._shards = mesh["copies"] if axes.is_sharded else None
@@ -256,12 +200,40 @@ class Pipeline:
         trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
     def write_whole_weights(self, trainer: Trainer, folder: Path) -> None:
-        """Write the weights of all stages as one process does. All ranks must call it."""
-        write_whole_weights(trainer, unwrapped(trainer), folder, self.group)
+        """Gather the weights of all stages on rank 0, and write them as one process does. All ranks must call it."""
+        model = unwrapped(trainer)
+        weights = _gathered(own_weights(model), self.group, trainer.args.device)
+        is_adapter = isinstance(model, PeftModel)
+        parameters = model.named_parameters() if is_adapter else ()
+        trained = {name: whole_tensor(each) for name, each in parameters if each.requires_grad}
+        if not trainer.args.should_save:
+            return
+        save_whole(trainer, folder, trained if is_adapter else weights)
+        if is_adapter:  # what was saved has the adapter's part in the first stage alone
+            save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def part_of_states(self, model: nn.Module, decayed: Collection[str], whole: dict[str, Any]) -> dict[str, Any]:
-        """What this rank loads of the optimizer states of a whole model. All ranks must call it."""
-        return part_of_states(whole, model, decayed, self._trained, self.group)
+        """What this rank loads of the optimizer states of a whole model, numbered as one process numbers its stages.
+
+        All ranks must call it.
+
+        Args:
+            model: with the stages of this rank.
+            decayed: names of the parameters of these that weight decay applies to.
+            whole: the state dict of one process: parameters with weight decay come first.
+        """
+        of_stages: list[Any] = [None] * self.group.size()
+        torch.distributed.all_gather_object(of_stages, set(decayed), group=self.group)
+        all_decayed = set[str]().union(*of_stages)
+        in_order = sorted(self._trained, key=lambda name: name not in all_decayed)
+        number_of = {name: number for number, name in enumerate(in_order)}
+        own = [name for name, each in model.named_parameters() if each.requires_grad]
+        own.sort(key=lambda name: name not in decayed)
+        with_decay = sum(name in decayed for name in own)
+        numbers = [list(range(with_decay)), list(range(with_decay, len(own)))]
+        groups = [each | {"params": mine} for each, mine in zip(whole["param_groups"], numbers, strict=True)]
+        states = {number: whole["state"][number_of[name]] for number, name in enumerate(own)}
+        return {"state": states, "param_groups": groups}
 
     def waiting(self, micro_batches: int) -> dict[str, float]:
         """The share of the last step in which ranks waited, on average over all, and what the formula says."""

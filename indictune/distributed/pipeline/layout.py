@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed.strategy_limits import runs_optimizer
+from indictune.distributed.strategy import runs_optimizer
 from indictune.errors import Problem, problem
 from indictune.models.adapters import without_adapter
 from indictune.models.load import has_own_code

@@ -19,7 +19,7 @@ from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 Direction = tuple[int, int]  # ranks in the pipeline: sender, receiver
 
 
-class Links:
+class StageLinks:
     """The links of one rank to its neighbours in a ring of stages.
 
     Each direction of each link, for states and for gradients, is a group of its own. NCCL runs the messages of one
@@ -70,7 +70,7 @@ class Links:
 Mark = float | torch.Event
 
 
-class Waits:
+class IdleTime:
     """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps.
 
     Args:
@@ -140,12 +140,12 @@ class Runner:
     def __init__(
         self,
         stages: Stages,
-        links: Links,
+        links: StageLinks,
         rank: int,
         ranks: int,
         schedule: str,
         autocast: Callable[[], AbstractContextManager[None]],
-        waits: Waits,
+        waits: IdleTime,
         before_backward: Callable[[bool], None] | None = None,
     ) -> None:
         self.stages, self.links, self.rank, self.ranks, self.schedule = stages, links, rank, ranks, schedule

@@ -34,7 +34,7 @@ class ReceivedEmbedding(nn.Module):
         return self.states
 
 
-class Elsewhere(nn.Module):
+class OtherStageModule(nn.Module):
     """Stands for a module of another stage: returns the states that it gets."""
 
     def __init__(self, replaced: nn.Module) -> None:
@@ -46,7 +46,7 @@ class Elsewhere(nn.Module):
         return states
 
 
-class Exit(Elsewhere):
+class StageExit(OtherStageModule):
     """Stands for the first layer of the next stage: also keeps the states that this stage has computed."""
 
     states: Tensor | None = None
@@ -56,14 +56,14 @@ class Exit(Elsewhere):
         return states
 
 
-class Body(nn.Module):
+class StageBody(nn.Module):
     """The base model as a function that returns the states of a stage. FSDP2 gathers weights for what it returns."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
 
-    def forward(self, exit_: Exit, inputs: Mapping[str, Any]) -> Tensor:
+    def forward(self, exit_: StageExit, inputs: Mapping[str, Any]) -> Tensor:
         self.base(**inputs)
         states, exit_.states = exit_.states, None
         assert states is not None
@@ -93,7 +93,7 @@ class Stages:
     def __init__(self, model: nn.Module, rank: int, ranks: int, chunks: int = 1) -> None:
         own = self._own = without_adapter(model)
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
-        self.body = Body(self._base)
+        self.body = StageBody(self._base)
         self.count = ranks * chunks
         embedding = own.get_input_embeddings()
         self.width, weight = own.config.hidden_size, embedding.weight
@@ -103,9 +103,11 @@ class Stages:
         self.is_tied = is_tied(own)
         self._blocks: nn.ModuleList = self._base.get_submodule(self._layout.blocks)
         self._own_blocks = list(self._blocks)
-        self._others = [Elsewhere(block) for block in self._own_blocks]
+        self._others = [OtherStageModule(block) for block in self._own_blocks]
         self._exits = {
-            stage: Exit(self._own_blocks[span.stop]) for stage, span in self._spans.items() if self.has_next(stage)
+            stage: StageExit(self._own_blocks[span.stop])
+            for stage, span in self._spans.items()
+            if self.has_next(stage)
         }
         self._entry = ReceivedEmbedding(embedding.weight if self.is_tied and has_last and not has_first else None)
         self._first = getattr(self._base, self._layout.entry) if has_first else self._entry
@@ -173,10 +175,10 @@ class Stages:
     def _drop_ends(self) -> None:
         for name in self._layout.exits:
             if getattr(self._base, name) is not None:
-                setattr(self._base, name, Elsewhere(getattr(self._base, name)))
+                setattr(self._base, name, OtherStageModule(getattr(self._base, name)))
         for name, child in list(self._own.named_children()):
             if child is not self._base and any(True for _ in child.parameters()):
-                setattr(self._own, name, Elsewhere(child))
+                setattr(self._own, name, OtherStageModule(child))
 
 
 def shard(model: nn.Module, stages: Stages, copies: DeviceMesh) -> nn.Module:

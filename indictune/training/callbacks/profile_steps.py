@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from indictune.console_text import table
 from indictune.distributed import collectives
-from indictune.distributed.trace_times import LEARNING, READING, UPDATING, RankTimes, Slowest, rank_times, slowest
+from indictune.distributed.trace_times import LEARNING, READING, UPDATING, RankTimes, Slowest, rank_times, slowest_rank
 from indictune.files import write_json
 from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
@@ -43,7 +43,7 @@ def report_profile(profiler: profile, run: Run, last_step: int) -> None:
         times = None
     known = [each for each in collectives.gather_from_all(times) if each is not None]
     if run.rank == 0 and known:
-        first_step, worst = last_step - known[0].steps + 1, slowest(known)
+        first_step, worst = last_step - known[0].steps + 1, slowest_rank(known)
         run.show(f"\n{_text(known, first_step, worst)}\ntraces and profile.json: {folder}\n")
         content = {"first_step": first_step, "last_step": last_step, "ranks": [_entry(each) for each in known]}
         write_json(folder / "profile.json", content | {"slowest": worst and asdict(worst)})

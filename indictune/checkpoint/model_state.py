@@ -1,31 +1,52 @@
-"""Load a checkpoint into a run of another strategy: one keeps its state whole and the other in shards."""
+"""Weights and optimizer states in a checkpoint's folder, as each strategy writes them and any other one reads them."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
+from accelerate.utils.constants import OPTIMIZER_NAME
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
 from torch.optim import Optimizer
+from transformers import Trainer, TrainingArguments
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
+from indictune.distributed import sharding, strategy, zero
+from indictune.distributed.pipeline.engine import Pipeline
+from indictune.distributed.sharding import WEIGHT_SHARDS, own_weights, split_like
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.trusted_files import weights_files
+from indictune.progress import OWN_PROGRESS
 
-WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
 WHOLE_STATES = "optimizer.pt"
 
@@ -97,7 +118,6 @@ def load_states(
 
 
 def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed: Collection[str]) -> None:
-    """Replace whole states by this rank's parts, in the groups of its optimizer."""
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     in_order = sorted(named, key=lambda name: name not in decayed)  # as one process numbers them
     name_of = {id(each): name for name, each in named.items()}
@@ -135,27 +155,6 @@ def _groups_in(shards: Path) -> list[dict[str, Any]]:
 def _divided(stored: list[State], names: list[list[str]], decayed: Collection[str]) -> list[State]:
     """Groups of these parameters with the stored settings: the first group decays, the last does not."""
     return [{**stored[0 if own and own[0] in decayed else -1], "params": own} for own in names]
-
-
-def own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own weights by name, each once, as checkpoints hold them; of an adapted model the adapter's."""
-    state: dict[str, Any] = model.state_dict(keep_vars=True)
-    if isinstance(model, PeftModel):
-        state = get_peft_model_state_dict(model, state, adapter_name=model.active_adapter)
-    first_names = {id(weight): name for name, weight in reversed(state.items())}  # tied ones have several
-    return {name: weight.detach() for name, weight in state.items() if first_names[id(weight)] == name}
-
-
-def split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
-    """This rank's part of a whole tensor where `target` is in shards; else the whole tensor."""
-    if whole.shape != target.shape:
-        raise RuntimeError(f"{name} has the shape {tuple(whole.shape)} instead of {tuple(target.shape)}.")
-    if not isinstance(target, DTensor):
-        return whole
-    # Each rank has the whole, so that none has to send it.
-    return distribute_tensor(
-        whole.to(target.device, target.dtype), target.device_mesh, target.placements, src_data_rank=None
-    )
 
 
 def _load_shards(folder: Path, into: dict[str, Any]) -> None:
@@ -199,3 +198,127 @@ def _from_shards(folder: Path) -> dict[str, Tensor]:
     except CheckpointException as error:  # torch's own (2.13), around anything, a request to stop among it
         raise next(iter(error.failures.values()))[0] from None
     return {name.removeprefix(_MODEL): weight for name, weight in weights.items()}
+
+
+Shards = dict[str, dict[str, Any]]
+
+
+def rank_shards(model: nn.Module, optimizer: Optimizer) -> Shards:
+    """This rank's shards of weights and optimizer states, by folder name. All ranks must call it."""
+    weights = (
+        get_peft_model_state_dict(model, adapter_name=model.active_adapter)
+        if isinstance(model, PeftModel)
+        else get_model_state_dict(model)
+    )
+    return {
+        WEIGHT_SHARDS: {"model": weights},
+        STATE_SHARDS: {"optimizer": get_optimizer_state_dict(model, optimizer)},
+    }
+
+
+def copy_shards(model: nn.Module, optimizer: Optimizer) -> Shards:
+    """A copy of `rank_shards` on the CPU. All ranks must call it."""
+    plainly = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    staged: Any = DefaultStager(plainly).stage(rank_shards(model, optimizer))
+    return dict(staged)
+
+
+class ReportingWriter(FileSystemWriter):
+    """Record for the watchdog that this rank has written its shards: `save` then waits for the other ranks."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written = super().write_data(plan, planner)
+        OWN_PROGRESS.passed("having written its shards")
+        return written
+
+
+def write_shards(shards: Shards, checkpoint: Path, group: ProcessGroup | None, writer: type[FileSystemWriter]) -> None:
+    """Write shards. All ranks of the group must call it; None is the training's own.
+
+    Raises:
+        CheckpointException: a rank could not write; all ranks learn of it.
+    """
+    for name, state in shards.items():
+        save(state, storage_writer=writer(checkpoint / name), process_group=group)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The weights and optimizer states of a training run. All ranks must call its methods.
+
+    Attributes:
+        model: unwrapped.
+        wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
+        optimizer: as accelerate wraps it.
+        decayed: names of the parameters that weight decay applies to.
+        pipeline: of which the model has some stages; or None.
+    """
+
+    accelerator: Accelerator
+    args: TrainingArguments
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: AcceleratedOptimizer
+    decayed: Collection[str]
+    pipeline: Pipeline | None = None
+
+    @classmethod
+    def of(cls, trainer: Trainer, pipeline: Pipeline | None = None) -> ModelState:
+        """The state of a trainer that is prepared to train."""
+        optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
+        model = sharding.unwrapped(trainer)
+        decayed = trainer.get_decay_parameter_names(model)
+        return cls(trainer.accelerator, trainer.args, model, trainer.model_wrapped, optimizer, decayed, pipeline)
+
+    @property
+    def _is_deepspeed(self) -> bool:
+        return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
+
+    def write(self, folder: Path, with_shards: bool) -> None:
+        """Write the optimizer states, and weights that are in shards; whole weights are saved as a model.
+
+        Without `with_shards`, FSDP2's shards are written later, from `copy_shards`.
+        """
+        if self._is_deepspeed:
+            engine: Any = self.wrapped
+            engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
+        elif sharding.is_split(self.model) or self.pipeline is not None:
+            if with_shards:
+                shards = rank_shards(self.model, self.optimizer)
+                write_shards(shards, folder, None, ReportingWriter)
+        elif self.args.should_save:
+            torch.save(self.optimizer.state_dict(), folder / WHOLE_STATES)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Restore weights and optimizer states from a checkpoint of any strategy.
+
+        Raises:
+            RuntimeError, ValueError: the checkpoint lacks a weight, or holds no states.
+        """
+        if self._is_deepspeed:
+            self._restore_engine(checkpoint)
+            return
+        optimizer = self.optimizer.optimizer
+        load_weights(self.model, checkpoint)
+        own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, self.decayed)
+        load_states(self.model, optimizer, checkpoint, self.decayed, own_part)
+        strategy.forget_pages(optimizer)
+
+    def restore_weights(self, checkpoint: Path) -> None:
+        """Restore the weights. DeepSpeed's engine also reads the optimizer states."""
+        if self._is_deepspeed:
+            self._restore_engine(checkpoint)
+        else:
+            load_weights(self.model, checkpoint)
+
+    def _restore_engine(self, checkpoint: Path) -> None:
+        is_whole = not isinstance(self.model, PeftModel)  # of an adapter only the trained weights are saved
+        deepspeed_load_checkpoint(self.wrapped, str(checkpoint), load_module_strict=is_whole)  # type: ignore[no-untyped-call]
+        zero.complete_states(self.wrapped)
+
+
+def engine_keeps(scheduler: object) -> bool:
+    """Whether DeepSpeed's engine saves and restores the schedule of the learning rate."""
+    return isinstance(scheduler, DeepSpeedSchedulerWrapper)
