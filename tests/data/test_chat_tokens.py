@@ -17,8 +17,9 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.chat.chat_tokens import Message, answer_ends, choose_template, prompt_ids, tokenised_chats
+from indictune.data.chat.chat_tokens import answer_ends, choose_template, prompt_ids, tokenised_chats
 from indictune.data.chat.conversations import Conversations
+from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.data.chats import load_test_file, tokenise_chats

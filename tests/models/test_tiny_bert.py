@@ -80,8 +80,8 @@ def test_the_size_is_the_one_asked_for(built: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from indictune.models import tiny_models; "
-        f"tiny_models.build_tiny_bert({TEXTS!r}, sys.argv[1], tiny_models.Size(64, 1, 1200, 32))"
+        "import sys; from indictune.models import builtin; "
+        f"builtin.build_tiny_bert({TEXTS!r}, sys.argv[1], builtin.Size(64, 1, 1200, 32))"
     )
     other_hashes = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=other_hashes)

@@ -87,7 +87,7 @@ def test_model_and_tokenizer_fit_each_other(built: Path, tokenizer: PreTrainedTo
 @pytest.mark.slow
 def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None:
     build = f"build_tiny_llama({TEXTS!r}, sys.argv[1])"
-    script = f"import sys; from indictune.models.tiny_models import build_tiny_llama; {build}"
+    script = f"import sys; from indictune.models.builtin import build_tiny_llama; {build}"
     other_hashes = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=other_hashes)
     names = sorted(path.name for path in built.iterdir())
