@@ -52,7 +52,10 @@ _SET = ("max_steps", "num_train_epochs", *_TRACED)
 class ParityFlags(Checked):
     """Which strategies are compared with one process, and how. The other flags are those of the run."""
 
-    needed = ("strategies", "indictune parity RECIPE.yaml --strategies ddp,fsdp2,zero3 (files of accelerate_configs/)")
+    needed = (
+        "strategies",
+        "indictune parity RECIPE.yaml --strategies A,B, with names of strategy files that `indictune recipes` lists.",
+    )
 
     strategies: str = flag("", "Strategies with commas between them: files of accelerate_configs/ by name, or others.")
     steps: int = flag(20, "Optimizer steps of each run.")
