@@ -21,10 +21,10 @@ from indictune.config.shared_arguments import TextArguments
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read import delimited, open_files
 from indictune.data.read.row_sources import text_sources
+from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import make_plan
 from indictune.tasks.classification import Classification
-from indictune.tasks.tokens import read_sentences
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.problems import problems_raised
 from tests.ranks.launching import ROOT, python, start
