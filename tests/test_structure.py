@@ -35,7 +35,7 @@ LAYERS = [
     {"indictune.supervise"},
     {"indictune.prediction"},
     {"indictune.export"},
-    {"indictune.parity", "indictune.serving"},
+    {"indictune.parity_traces", "indictune.serving"},
     {"indictune.commands"},
     {"indictune.cli", "indictune.__main__", "scripts"},
     {"indictune.api", "indictune"},  # what `import indictune` gives

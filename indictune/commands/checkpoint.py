@@ -50,7 +50,7 @@ def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
     if args.convert_to is None:
         print(printable(checkpoint_table(folder, found, reader)))
         return int(any(map(reader.damage, found)))
-    from indictune.checkpoint.export import convert  # torch is slow to import
+    from indictune.checkpoint.plain_model import convert  # torch is slow to import
     from indictune.hub.card import write_card
 
     best = best_checkpoint(found, reader)

@@ -22,7 +22,7 @@ from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable, table
 from indictune.distributed.choose_launcher import Launcher, choose_launcher, fitting_launcher
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.parity import TRACE, RunComparison, RunDifference, Traced, compare_traces, draw_losses
+from indictune.parity_traces import TRACE, RunComparison, RunDifference, Traced, compare_traces, draw_losses
 from indictune.supervise import run_folder
 from indictune.versions import as_seen_from_here, script
 

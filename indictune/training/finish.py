@@ -35,7 +35,7 @@ from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.evaluation import prepared_model, write_samples
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.findings import Findings, add_baseline, data_facts
+from indictune.training.scored_rows import Findings, add_baseline, data_facts
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 

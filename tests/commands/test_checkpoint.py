@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from indictune.checkpoint import export, store
+from indictune.checkpoint import plain_model, store
 from indictune.cli import main
 from indictune.errors import UserError
 from indictune.models import builtin
@@ -202,12 +202,12 @@ class TestConverting:
 def test_pickles_are_trusted_in_the_folder_of_a_run(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, 4)
     with expect_refusal("checkpoint-not-trusted", "has no recipe.yaml"):
-        export.check_run_folder(checkpoint, trust_checkpoint=False)
+        plain_model.check_run_folder(checkpoint, trust_checkpoint=False)
     (tmp_path / "recipe.yaml").touch()
-    export.check_run_folder(checkpoint, trust_checkpoint=False)
+    plain_model.check_run_folder(checkpoint, trust_checkpoint=False)
     tmp_path.chmod(0o777)
     with expect_refusal("checkpoint-not-trusted", "can be written by other users"):
-        export.check_run_folder(checkpoint, trust_checkpoint=False)
+        plain_model.check_run_folder(checkpoint, trust_checkpoint=False)
 
 
 def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
     config = AutoConfig.from_pretrained(checkpoint)
 
     def embedding(trusts: bool) -> torch.Tensor:
-        return export._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, False, trusts)
+        return plain_model._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, False, trusts)
 
     with pytest.raises(UserError, match=r"\[pickle-not-trusted\]"):
         embedding(trusts=False)

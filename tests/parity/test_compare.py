@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indictune.parity import TRACE, RunDifference, Traced, compare_traces, of_metrics, of_steps, of_weights
+from indictune.parity_traces import TRACE, RunDifference, Traced, compare_traces, of_metrics, of_steps, of_weights
 
 START = {"step": 0, "weights": {"a": 1, "b": 2}, "types": {"compute": "float32", "weights": "x"}, "max_norm": 1.0}
 STEP = {"rows": 7, "clipped": 1.0, "draws": False, "generator": 3, "seeds": [1, 1]}

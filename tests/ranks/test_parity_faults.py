@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.parity import TRACE, RunComparison, Traced, compare_traces
+from indictune.parity_traces import TRACE, RunComparison, Traced, compare_traces
 from tests.ranks import mutants
 from tests.ranks.launching import SCRIPT, python, torchrun, train
 
