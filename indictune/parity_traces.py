@@ -101,7 +101,7 @@ def compare_traces(one: Traced, other: Traced, tolerance: float) -> RunCompariso
     }
     steps = [int(parts[name].first or 0) for name in ("loss", "grad_norm")]
     differs = any(each.first is not None for each in parts.values())
-    why = causes(one, other, min(filter(None, steps), default=None)) if differs else []
+    why = causes(one, other, min(filter(None, steps), default=None)) if differs else ()
     return RunComparison(other.name, other.metrics["world_size"], parts, why)
 
 

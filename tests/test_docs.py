@@ -339,7 +339,7 @@ def test_the_page_of_tasks_explains_every_method_of_a_task() -> None:
 def test_the_way_of_a_run_names_the_functions_of_the_script() -> None:
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     steps = re.findall(r"^   │  (\w+) ", page, flags=re.MULTILINE)
-    script = (ROOT / "indictune/training/run_task.py").read_text(encoding="utf-8").partition("def main")[2]
+    script = (ROOT / "indictune/training/run_task.py").read_text(encoding="utf-8").partition("def run_task")[2]
     places = [script.find(f"{step}(") for step in steps]
     assert len(steps) == 10
     assert -1 not in places
