@@ -39,7 +39,7 @@ def _names(package: Path) -> str:
     """The files of a package; those of the package itself where it is `indictune`."""
     own = package.glob("*.py") if package.name == "indictune" else _files(package)
     names = [str(path.relative_to(package).with_suffix("")) for path in sorted(own) if path.name != "__init__.py"]
-    return ", ".join(names)
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _files(folder: Path) -> list[Path]:
