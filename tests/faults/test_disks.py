@@ -180,7 +180,8 @@ class TestANamedCheckpoint:
 def model_in(folder: Path) -> dict[str, bytes]:
     """The files of a model, or of a checkpoint's, without numbers: only the first node has those of each row."""
     names = published(folder, [path.name for path in folder.iterdir()])
-    return {name: (folder / name).read_bytes() for name in names if name not in ("metrics.json", "evaluation.json", "README.md")}
+    numbers = {"metrics.json", "evaluation.json", "README.md"}
+    return {name: (folder / name).read_bytes() for name in names if name not in numbers}
 
 
 @pytest.mark.parametrize(
