@@ -17,6 +17,8 @@ from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 
+logger = logging.getLogger(__name__)
+
 
 def check_trusted(
     checkpoint: Path, output_dir: Path, trust_checkpoint: bool, flag: str = "--resume_from_checkpoint"
@@ -57,9 +59,6 @@ def _open_to_others(path: Path) -> str | None:
     if found.st_mode & 0o022:
         return f"{path} can be written by other users (`chmod go-w {path}` ends that)"
     return None
-
-
-logger = logging.getLogger(__name__)
 
 
 class Finished(Exception):  # noqa: N818, nothing is wrong

@@ -159,7 +159,7 @@ class TrainState:
     def restore(self, checkpoint: Path) -> None:
         """Restore weights, optimizer states, schedule and loss scale from a checkpoint of any strategy.
 
-        `rng_state` is restored later, when the first batch has been read. Raises as `ModelState.restore`.
+        The random states are restored later, when the first batch has been read. Raises as `ModelState.restore`.
         """
         self.model.restore(checkpoint)
         if not engine_keeps(self.scheduler):

@@ -126,7 +126,7 @@ def read_axes(
 def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) -> None:
     """Give accelerate the sizes of the axes that it runs, FSDP2's, and hide the others."""
     environ.pop(_HAS_STAGES, None)
-    if not is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `model_split` makes that mesh
+    if not is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `Parallelism` makes that mesh
         environ.pop(_HAS_MESH, None)
     if is_true(environ, _HAS_MESH):
         # FSDP2 shards over the context axis too. With its size, accelerate (1.15) would run torch's ring attention.

@@ -77,7 +77,7 @@ _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
 # Keys that split a row over ranks, with the values that do not.
 _SPLIT_ROWS = {"sequence_parallel_size": (1,)}
 _SPLIT_MATRICES = {"tensor_parallel.autotp_size": (0, 1)}  # ZeRO-3 would split their parts again
-# How AutoTP splits; `model_split` says it.
+# How AutoTP splits; `Parallelism` says it.
 _PLANS_OF_MATRICES = ("partition_config", "preset_model", "vocab_parallel_lm_head")
 
 

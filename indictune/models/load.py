@@ -38,6 +38,8 @@ from indictune.models.trusted_files import (
     explained,
 )
 
+logger = logging.getLogger(__name__)
+
 # A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
 PROBES = {
     "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
@@ -115,8 +117,6 @@ def set_module_dropout(model: nn.Module, probability: float | None) -> None:
         if isinstance(module, nn.Dropout) and probability is not None:
             module.p = probability
 
-
-logger = logging.getLogger(__name__)
 
 Model = PreTrainedModel | PeftModel
 

@@ -29,6 +29,8 @@ from indictune.data.text.cleaning import (
 from indictune.models.load import positions_of
 from indictune.upstream import packed_linear, packed_weight
 
+logger = logging.getLogger(__name__)
+
 # Each stands for a replaced match until its surroundings are spaced. No text has these private characters.
 _URL, _TAG, _HANDLE = "\U0010fff0", "\U0010fff1", "\U0010fff2"
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&#39;": "'", "&#039;": "'", "&nbsp;": " "}
@@ -87,8 +89,6 @@ def _replace(pattern: str, content: str) -> normalizers.Normalizer:
     escaped = _ESCAPE.sub(lambda found: rf"\x{{{found[1] or found[2] or found[3]}}}", pattern)
     return normalizers.Replace(Regex(escaped), content)
 
-
-logger = logging.getLogger(__name__)
 
 # A class of transformers 4 and 5 that takes the normalizer of tokenizer.json as it is. Others build their own (5.23).
 PLAIN_CLASS = "PreTrainedTokenizerFast"

@@ -19,6 +19,8 @@ from transformers.utils.hub import cached_files
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError, problem
 
+logger = logging.getLogger(__name__)
+
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
@@ -178,8 +180,6 @@ def check_adapter(folder: Path, flag: str) -> None:
         is_pickled = (folder / "adapter_model.bin").is_file()
         raise UserError("adapter-pickled" if is_pickled else "adapter-without-weights", flag, folder)
 
-
-logger = logging.getLogger(__name__)
 
 MODEL_FLAG = "--model_name_or_path"
 

@@ -35,6 +35,8 @@ from indictune.upstream import has_prepared_model
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
 
+logger = logging.getLogger(__name__)
+
 
 def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> None:
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
@@ -120,9 +122,6 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
 def _next_token(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     token: Tensor = model(**inputs, use_cache=False).logits[:, -1:].argmax(-1)
     return token
-
-
-logger = logging.getLogger(__name__)
 
 
 def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
     from indictune.distributed.agreement import Values
 
+logger = logging.getLogger("indictune")
+
 
 class LoadBest(TrainerCallback):
     """Commits the last checkpoint, then loads the best one.
@@ -113,8 +115,6 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
 
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))
 
-
-logger = logging.getLogger("indictune")
 
 _ROWS_TIMEOUT_S = 12 * 3600.0  # a node with its own disk may prepare its rows alone
 

@@ -39,6 +39,8 @@ from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, m
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
 
+logger = logging.getLogger(__name__)
+
 
 class NothingLeft(Exception):  # noqa: N818, nothing is wrong
     """The checkpoint is the end of the training. The Trainer (5.23) would do another step."""
@@ -178,9 +180,6 @@ class TaskTrainer(Trainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             multiprocessing_context=SignalIgnoringContext() if self.args.dataloader_num_workers else None,
         )
-
-
-logger = logging.getLogger(__name__)
 
 
 def drop_if_bad(trainer: TaskTrainer) -> None:

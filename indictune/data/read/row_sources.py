@@ -34,6 +34,8 @@ from indictune.data.read.hub_datasets import (
 from indictune.data.read.open_files import files_named
 from indictune.errors import Problems, UserError, attributed_to
 
+logger = logging.getLogger(__name__)
+
 FLAG = "--train_files"
 
 Item = TypeVar("Item")
@@ -124,8 +126,6 @@ def _record(item: Any, languages: Sequence[str | None]) -> tuple[int, dict[str, 
     language = languages[max(line // LINES_PER_FILE - 1, 0)]
     return (line, record) if record.get("language") or language is None else (line, {**record, "language": language})
 
-
-logger = logging.getLogger(__name__)
 
 BUILTIN_PREFIX = "builtin:"
 # Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.

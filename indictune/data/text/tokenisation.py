@@ -35,6 +35,8 @@ from indictune.errors import Problems, UserError, problem
 if TYPE_CHECKING:
     from datasets import Dataset
 
+logger = logging.getLogger(__name__)
+
 Ids = list[int]
 Windows = Callable[[list[str]], list[list[Ids]]]  # texts -> the windows of each
 
@@ -126,8 +128,6 @@ def _lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     encoded = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
     return [len(ids) for ids in cast(list[Ids], encoded)]
 
-
-logger = logging.getLogger(__name__)
 
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
 _SAMPLE_ROWS = 100
