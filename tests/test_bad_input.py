@@ -128,19 +128,24 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_reported_together(job
     assert job.path("train.jsonl") in refused.problems[-1]  # the nearest name
 
 
+REFUSED_FLAGS = (
+    (["--global_batch_size", "0"], "--global_batch_size 0"),
+    (["--save_strategy", "steps"], "--load_best_model_at_end requires the save and eval strategy to match"),
+    (["--class_weights", "none.json"], "--class_weights none.json"),
+    (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}"),
+    (["--attn_implementation", "spda"], "--attn_implementation spda"),
+    (["--optim", "sgd", "--optim_args", "momentum"], "--optim sgd --optim_args momentum"),
+    (["--lr_scheduler_type", "warmup_stable_decay"], "--lr_scheduler_type warmup_stable_decay"),
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--global_batch_size", "0"], "--global_batch_size 0"),
         (["--max_length", "513"], "--max_length 513"),
-        (["--save_strategy", "steps"], "--load_best_model_at_end requires the save and eval strategy to match"),
-        (["--class_weights", "none.json"], "--class_weights none.json"),
-        (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}"),
-        (["--attn_implementation", "spda"], "--attn_implementation spda"),
-        (["--optim", "sgd", "--optim_args", "momentum"], "--optim sgd --optim_args momentum"),
-        (["--lr_scheduler_type", "warmup_stable_decay"], "--lr_scheduler_type warmup_stable_decay"),
+        *(pytest.param(*each, marks=pytest.mark.more) for each in REFUSED_FLAGS),
     ],
-    ids=["flag", "model", "evaluations", "weights", "tokenizer", "attention", "optimizer", "schedule"],
+    ids=["model", "flag", "evaluations", "weights", "tokenizer", "attention", "optimizer", "schedule"],
 )
 def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
     no_tokenizer = job.folder / "no_tokenizer"
@@ -158,6 +163,7 @@ def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags
     assert "first" in result.stderr.partition("indictune: 2 problems:")[0]  # a warning says what was read
 
 
+@pytest.mark.more
 def test_flags_for_speed_that_cannot_work_are_reported_together(job: Job) -> None:
     job.flags |= {"active_vocabulary": "on", "method": "lora", "padding_free": "on", "attn_implementation": "eager"}
     assert sorted(job.refused("--max_tokens_per_device", "0").flags) == [
@@ -165,6 +171,7 @@ def test_flags_for_speed_that_cannot_work_are_reported_together(job: Job) -> Non
     ]
 
 
+@pytest.mark.more
 def test_names_of_modules_are_reported_with_all_else_that_does_not_fit_the_model(job: Job) -> None:
     job.flags |= {"method": "lora", "lora_target_modules": "qury", "max_length": "5000"}
     job.flags |= {"padding_free": "on", "attn_implementation": "eager", "push_to_hub": "true"}
@@ -173,6 +180,7 @@ def test_names_of_modules_are_reported_with_all_else_that_does_not_fit_the_model
     ]
 
 
+@pytest.mark.more
 def test_a_limit_of_tokens_below_the_longest_row_names_the_rows(job: Job) -> None:
     result = job.start("--max_tokens_per_device", "4")
     assert result.returncode == 2
@@ -182,6 +190,7 @@ def test_a_limit_of_tokens_below_the_longest_row_names_the_rows(job: Job) -> Non
     assert "--max_tokens_per_device 7" in message
 
 
+@pytest.mark.more
 def test_what_a_limit_of_tokens_leads_to_is_checked_too(job: Job) -> None:
     result = job.start("--max_tokens_per_device", "8", "--ddp_static_graph", "true")
     assert result.returncode == 2
@@ -237,6 +246,7 @@ def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job
     assert hashes(finished_run.folder) == before
 
 
+@pytest.mark.more
 def test_problems_of_the_schedule_come_with_the_others(job: Job, tmp_path: Path) -> None:
     flags = ("--save_strategy", "often", "--ddp_timeout", "0", "--logging_steps", "0", "--label_column", "lable")
     found = job.refused(*flags).flags
@@ -267,6 +277,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "flags",
     [["--max_length", "513"], ["--class_weights", "balancd"], ["--metric_for_best_model", "macro_f1_or"]],
@@ -283,6 +294,7 @@ def test_what_depends_on_model_or_labels_is_reported_before_weights_are_read(job
     check_free(job.out, None)  # the corrected command may have the same folder
 
 
+@pytest.mark.more
 def test_without_an_output_dir_the_message_stands_alone(job: Job, tmp_path: Path) -> None:
     del job.flags["output_dir"]
     result = job.start("--train_file=")
@@ -294,6 +306,7 @@ def test_without_an_output_dir_the_message_stands_alone(job: Job, tmp_path: Path
 class TestUnderLaunchers:
     """The message comes from one rank, once, before the launcher's own lines."""
 
+    @pytest.mark.more
     def test_a_refused_run_says_once_that_it_has_not_read_the_rows(self, job: Job) -> None:
         job.write("train.jsonl", *GOOD * 5_001)
         result = job.start("--sed", "1", launcher=torchrun(2))
@@ -317,6 +330,7 @@ class TestUnderLaunchers:
         assert "--deepspeed ds_configs/zero9.json" in status["message"]
         assert "Traceback" not in result.stderr
 
+    @pytest.mark.more
     def test_plain_python_with_a_deepspeed_file(self, job: Job) -> None:
         (found,) = job.refused("--deepspeed", "ds_configs/zero2.json").problems
         assert found.endswith("[launcher-missing]")

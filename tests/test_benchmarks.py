@@ -179,6 +179,7 @@ def test_speed_pads_only_in_the_contenders_that_say_so(tmp_path: Path, monkeypat
     assert len({line["tokens_per_row"] for line in lines if line["contender"] in ours}) == 1  # the same rows
 
 
+@pytest.mark.more
 def test_the_memory_of_a_child_is_its_own() -> None:
     from benchmarks.preparation import watched_children
 

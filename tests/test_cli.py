@@ -69,6 +69,7 @@ def test_evaluate_tells_of_model_and_file_at_once(tmp_path: Path, capsys: pytest
     assert problems == [("no-model", "--model"), ("no-such-file", "--test_file")]
 
 
+@pytest.mark.more
 def test_evaluate_tells_of_a_model_that_cannot_be_read() -> None:
     # Without a problem of the flags the console is redirected, so this one has a process of its own.
     with tempfile.TemporaryDirectory() as folder:
@@ -123,6 +124,7 @@ def test_prepare_makes_ready_what_a_run_reads(
     assert sorted(name.partition("-")[0] for name in kept) == ["health", "rows", "tokens"]
 
 
+@pytest.mark.more
 def test_prepare_knows_a_language_model_by_its_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -287,6 +287,7 @@ def test_each_cell_of_the_scoreboard_is_filled(tmp_path: Path) -> None:
     assert filled["9", stock.title][-1](tmp_path) == stock.unsupported
 
 
+@pytest.mark.more
 def test_tests_are_counted_by_file_and_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all((ROOT / file).exists() for files in fault_suites.SUITES.values() for file in files)
     body = "import pytest\ndef test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pytest.skip()\n"

@@ -45,6 +45,7 @@ def holding(folder: Path, launch: str = "one") -> Iterator[tuple[subprocess.Pope
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.more
 def test_a_folder_that_another_process_has_is_refused_with_its_name(tmp_path: Path) -> None:
     with holding(tmp_path) as (holder, _):
         name = f"process {holder.pid} on {socket.gethostname()}"
@@ -64,6 +65,7 @@ def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_pa
     assert content.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
 
 
+@pytest.mark.more
 def test_a_process_of_another_machine_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,6 +98,7 @@ class TestOtherRanks:
             file_locks.wait_for_other_launch(tmp_path, "another", rank=1)
             assert holder.wait(0) == -signal.SIGKILL
 
+    @pytest.mark.more
     def test_to_look_keeps_nobody_out(self, tmp_path: Path) -> None:
         with file_locks.lock_run_folder(tmp_path, "one"):
             pass

@@ -180,6 +180,7 @@ class TestConverting:
         assert f"--convert_to {run / 'checkpoint-9'}: " in message
         assert "[model-named-like-checkpoint]" in message
 
+    @pytest.mark.more
     @pytest.mark.parametrize("name", ["checkpoint-8/model", "checkpoint-8", "link/model"])
     def test_a_checkpoint_gets_no_model(
         self, run: Path, finished_run: FinishedRun, capsys: pytest.CaptureFixture[str], name: str

@@ -26,6 +26,7 @@ from tests.refusals import refused
 from tests.training.tiny import tiny_llama
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_reported_without_a_traceback(
     finished_run: FinishedRun, tmp_path: Path, kind: str
@@ -49,6 +50,7 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_reported_without_a_traceba
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["evaluation", pytest.param("evaluation/t", marks=pytest.mark.more)])
 def test_a_link_to_which_an_evaluation_would_go_is_refused(
     finished_run: FinishedRun, tmp_path: Path, name: str
@@ -71,6 +73,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     assert f"--test_file {test_file}: 1 of 1 rows (100.0%) reach --max_length 32; " in named.stderr
 
 
+@pytest.mark.more
 def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path) -> None:
     last = store.checkpoints_in(finished_run.folder)[0]
     checkpoint = Path(shutil.copytree(last, tmp_path / "run" / last.name))
@@ -108,6 +111,7 @@ def test_a_broken_tokenizer_is_reported_with_its_flag_and_all_other_problems(
     assert shown[1].endswith("[no-such-file]")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
 @pytest.mark.parametrize(
     ("flag", "value", "shown"),
@@ -253,6 +257,7 @@ def test_a_name_that_leads_out_of_the_model_names_no_folder(finished_run: Finish
 ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "flags", "problems"),
     [

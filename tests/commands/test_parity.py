@@ -46,6 +46,7 @@ def test_runs_that_agree(started: list[str], capsys: pytest.CaptureFixture[str])
     assert said[-2].split() == ["ddp", "2", "0.0e+00", "0.0e+00", "0.0e+00", "0.0e+00", "same"]
 
 
+@pytest.mark.more
 def test_a_run_that_differs_and_one_that_is_refused(
     started: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -322,6 +322,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.more
 def test_a_full_disk_is_told_and_the_command_goes_on_once_there_is_room(
     model: Path, small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,6 +383,7 @@ def test_a_rank_that_sees_nothing_of_rank_0_ends(tmp_path: Path, monkeypatch: py
     assert refused.value.code == "predict-without-rank-0"
 
 
+@pytest.mark.more
 def test_a_plain_pipeline_labels_texts_as_predict_does(tmp_path: Path) -> None:
     """Cleaning and cutting are in the saved tokenizer. A text with more tokens than the training's is cut if asked."""
     model = saved_classifier(tmp_path / "model")

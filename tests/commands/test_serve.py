@@ -83,6 +83,7 @@ def test_labels_scores_and_languages_are_those_of_predict(url: str, model: Path)
     assert_same(asked(url, texts), expected)
 
 
+@pytest.mark.more
 def test_200_connections_at_once_lose_nothing(url: str, model: Path) -> None:
     expected = {row["text"]: row for row in label_texts(model, TEXTS)}
 

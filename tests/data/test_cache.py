@@ -97,6 +97,7 @@ def test_other_parts_or_another_kind_have_a_folder_of_their_own() -> None:
     assert len(folders) == 5
 
 
+@pytest.mark.more
 def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     processes = [start_slow(1.5) for _ in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 3
@@ -115,6 +116,7 @@ def test_on_a_disk_without_locks_one_process_of_each_node_makes_it(tmp_path: Pat
     assert len(visible(folder)) == 1
 
 
+@pytest.mark.more
 def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder: Path) -> None:
     counts = [OWN_PROGRESS.count]
     build_once("others", [], "The others", writes(""))

@@ -49,7 +49,7 @@ def test_a_batch_is_cleaned_in_place() -> None:
     }
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(each, marks=pytest.mark.more) for each in (2, 9)), 3])
 def test_batches_keep_their_order(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     given = [batch(index, rows=1 + 500 * (index % 3)) for index in range(number)]
@@ -80,6 +80,7 @@ def test_a_process_that_dies_is_reported() -> None:
         list(rows)
 
 
+@pytest.mark.more
 def test_a_process_that_dies_in_mid_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
 

@@ -57,6 +57,7 @@ def test_such_a_row_is_left_out_where_bad_rows_are(folder: Path) -> None:
     assert (entry["file"], entry["line"], entry["read"]) == (str(folder / "train.csv"), 3, "bad, film,neg\n")
 
 
+@pytest.mark.more
 def test_several_files_are_a_split_whose_bad_rows_are_named_by_file_and_line(folder: Path) -> None:
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n---\n")
     (folder / "hi.csv").write_text("text,label\na,x\nb,y\n")

@@ -254,6 +254,7 @@ def test_packed_json_files_are_refused_with_the_way_out(folder: Path) -> None:
 
 
 # `datasets` 5.2 checks no id of a file; it crashed later, in `take`, without a row.
+@pytest.mark.more
 @pytest.mark.parametrize("declared", ["in README.md", "in the file"])
 @pytest.mark.parametrize("wrong", [7, 2, -2])
 def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(

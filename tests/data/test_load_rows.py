@@ -158,6 +158,7 @@ def test_rows_in_train_and_held_out_are_reported_or_removed(write: Write) -> Non
     assert conflicts(dropped).examples == ["val.jsonl:1 (1) and test.jsonl:3 (0)"]
 
 
+@pytest.mark.more
 def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_files, "CHUNK_ROWS", 3)
     monkeypatch.setattr(rows_module, "_LEAK_BATCHES", 2)
@@ -366,6 +367,7 @@ def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
     assert splits.rows["train"].location(2) == "./tweets/train row 3"
 
 
+@pytest.mark.more
 def test_files_take_the_place_of_a_hub_datasets_splits(hub_folder: str) -> None:
     pq.write_table(pa.table({"text": ["own"], "label": ["negative"]}), "own.parquet")
     splits = load_splits(DataArguments(dataset_name=hub_folder, test_file="own.parquet"))

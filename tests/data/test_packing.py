@@ -70,6 +70,7 @@ def test_packs_of_many_rows_are_nearly_full(many: tuple[Dataset, Dataset]) -> No
     assert len(packed) * 8 - tokens < 0.01 * tokens
 
 
+@pytest.mark.more
 def test_packs_are_the_same_every_time(many: tuple[Dataset, Dataset]) -> None:
     rows, packed = many
     assert pack(rows, 8).to_dict() == packed.to_dict()
@@ -85,6 +86,7 @@ def test_packs_are_those_of_trl(many: tuple[Dataset, Dataset]) -> None:
         assert packs[name][:] == theirs[name][:]
 
 
+@pytest.mark.more
 def test_stored_rows_are_packed_like_those_in_memory(many: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     rows, packs = many
     table = rows.with_format("arrow")[:].cast(

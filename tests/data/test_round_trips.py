@@ -55,6 +55,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("name", "write"), WRITERS.items(), ids=WRITERS.keys())
 def test_texts_come_back_as_they_were_written(name: str, write: Callable[[Path, Table], None]) -> None:
     @settings(max_examples=150, deadline=None)

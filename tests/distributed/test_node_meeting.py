@@ -77,6 +77,7 @@ def test_a_meeting_does_not_wait_for_ever() -> None:
     assert met({"x": 1}, timeout_s=0.2, ranks=2) == [[]]
 
 
+@pytest.mark.more
 def test_a_store_that_nobody_serves_is_named(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("MASTER_PORT", str(port))

@@ -43,6 +43,7 @@ def test_a_difference_agrees_with_scikit_learn() -> None:
     assert found.mcnemar.mid_p < 0.001
 
 
+@pytest.mark.more
 def test_equal_skill_is_called_better_in_one_of_twenty() -> None:
     """The standard deviation of a share of 200 trials of 0.05 is 0.015."""
     called = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from indictune.evaluation.scorers import group_of_counts, numbers, one_label, several_labels
 from indictune.evaluation.uncertainty import Estimate
@@ -50,6 +51,7 @@ def test_intervals_of_both_correlations_cover_at_the_stated_rate() -> None:
         assert 0.91 <= np.mean(inside) <= 0.98, name
 
 
+@pytest.mark.more
 def test_intervals_of_several_labels_and_of_entities_cover_at_the_stated_rate() -> None:
     """Each of 3 labels is right in 4 of 10 rows, then found in 8 of 10, and given to 1 in 10 of the others."""
     truth = 2 * 0.4 * 0.8 / (0.4 + 0.4 * 0.8 + 0.6 * 0.1)

@@ -158,6 +158,7 @@ def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(
     assert not list(job.folder.glob(".unfinished*"))
 
 
+@pytest.mark.more
 def test_another_strategy_is_refused_with_the_way_out(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--async_save", "true"))
     assert job.start().returncode == 2

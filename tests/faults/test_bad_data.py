@@ -555,6 +555,7 @@ def test_too_many_bad_rows_of_a_test_file_are_refused() -> None:
         assert problems_raised(chats)[-1] == f"--test_file c.jsonl{last}"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
 def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     finished_run: FinishedRun, tmp_path: Path, kind: str
@@ -576,6 +577,7 @@ def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["test"]["num_examples"] == 2
 
 
+@pytest.mark.more
 def test_token_ids_beyond_the_embedding_are_reported_before_the_first_step(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), folder)

@@ -193,6 +193,7 @@ def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: Fi
     assert weights(job, 5) == weights(job, 4)
 
 
+@pytest.mark.more
 def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
     job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "OPENED")
     assert code == 2, said
@@ -207,6 +208,7 @@ def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: P
     assert "--on_nonfinite" not in job.status["message"]  # which was given
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("saved", [(), ("--save_strategy", "steps", "--save_steps", "1")])
 def test_weights_that_the_last_step_spoils_are_no_model_and_no_checkpoint(
     finished_run: FinishedRun, tmp_path: Path, saved: tuple[str, ...]
@@ -366,6 +368,7 @@ def test_the_steps_of_an_adapter_of_a_llama_are_taken_back(tmp_path: Path) -> No
 
 
 # On each rank a step has one micro-batch of 4 rows, or two of 2, of which the first is bad.
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("strategy", "action", "rows"),
     [

@@ -48,6 +48,7 @@ def test_it_is_the_best_of_those_that_were_saved(unbroken: Job) -> None:
     assert best_of(unbroken) == (["checkpoint-8", "checkpoint-3"], "checkpoint-3", 3)
 
 
+@pytest.mark.more
 def test_it_may_be_that_of_the_last_step_which_every_run_saves(unbroken: Job, tmp_path: Path) -> None:
     job = replace(unbroken, folder=tmp_path / "out", flags=(*EVERY_THIRD, "--eval_delay", "8"))
     result = job.start()
@@ -102,6 +103,7 @@ def test_a_run_that_ends_with_the_last_weights_compares_all_and_one_that_goes_on
     assert "The model is that of checkpoint-6, the best by accuracy" in result.stderr
 
 
+@pytest.mark.more
 def test_a_model_of_the_last_weights_is_not_reported_as_the_best(unbroken: Job, tmp_path: Path) -> None:
     flags = (*EVERY_THIRD, "--eval_steps", "3", "--load_best_model_at_end", "false")
     job = replace(unbroken, folder=tmp_path / "out", flags=flags)

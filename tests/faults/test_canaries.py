@@ -411,6 +411,7 @@ class TestACheckpoint:
         assert "Traceback" not in result.stderr
         return str(job.status["message"])
 
+    @pytest.mark.more
     def test_of_ones_own_that_was_changed_is_passed_over(self, job: Job, canary: Canary) -> None:
         for name in PICKLES:
             canary.saved(job.folder / "checkpoint-4" / name)
@@ -447,6 +448,7 @@ class TestACheckpoint:
         assert f"it is not in this run's --output_dir {job.folder}" in message
         assert not canary.ran.exists()
 
+    @pytest.mark.more
     def test_from_elsewhere_is_gone_on_from_where_it_is_trusted(self, job: Job, tmp_path: Path) -> None:
         elsewhere = job.folder.rename(tmp_path / "elsewhere") / "checkpoint-4"
         flags = ("--resume_from_checkpoint", str(elsewhere), "--trust_checkpoint", "true")
@@ -518,6 +520,7 @@ class TestADataset:
             load_splits(DataArguments(train_file=str(tmp_path / name)))
         assert not canary.ran.exists()
 
+    @pytest.mark.more
     def test_with_modules_in_its_folder_does_not_run_them(
         self, tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch
     ) -> None:

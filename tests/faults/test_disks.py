@@ -375,6 +375,7 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     assert job.outcome() == unbroken
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("error", ["ENOSPC", "EACCES"])
 def test_a_recipe_that_the_disk_does_not_take_is_reported(
     finished_run: FinishedRun, tmp_path: Path, error: str

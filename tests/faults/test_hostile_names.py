@@ -59,6 +59,7 @@ class TestAnIndexOfWeights:
         assert all(map(is_inside, ["model-00001-of-00002.safetensors", "shards/model..1.safetensors"]))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("make", [hostile.model_whose_index_names, hostile.model_whose_configuration_names])
 def test_two_ranks_read_no_weights_elsewhere(tmp_path: Path, make: Callable[[str, Path], Path]) -> None:
     folder, out = make("../outside.safetensors", tmp_path), tmp_path / "out"
@@ -513,6 +514,7 @@ class TestACommand:
         assert not set("\x1b\x07") & set(said)
         return said
 
+    @pytest.mark.more
     def test_that_prepares_rows_shows_the_labels(self, tmp_path: Path) -> None:
         rows = [{"text": f"{label} {index}", "label": label} for index in range(3) for label in ("a", self.ORDER)]
         lines = [json.dumps(row) + "\n" for row in rows]
@@ -523,6 +525,7 @@ class TestACommand:
         other = ("--validation_file", str(tmp_path / "validation.jsonl"))
         assert "indictune: " in self.output(2, "prepare", "--train_file", str(tmp_path / "only_a.jsonl"), *other)
 
+    @pytest.mark.more
     def test_that_prepares_rows_gives_no_label_a_line_of_its_own(self, tmp_path: Path) -> None:
         forged = "indictune: all is well"
         rows = [{"text": f"{index}", "label": label} for index, label in enumerate(("a", f"x\n{forged}"))]
@@ -556,6 +559,7 @@ class TestACommand:
         self.output(2, "merge", str(tmp_path), "--output_dir", str(tmp_path / "out"))
 
 
+@pytest.mark.more
 def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: Path) -> None:
     """Which come through a handler of their own, and ours with them."""
     for split, number in (("train", 4), ("validation", 2)):
@@ -569,6 +573,7 @@ def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: P
     assert "\x07" not in result.stdout + result.stderr  # transformers colours what it says
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("rule", "code"), [("stop", 2), ("quarantine", 0)])
 def test_a_file_name_that_is_not_utf_8_is_reported(tmp_path: Path, rule: str, code: int) -> None:
     path, out = tmp_path / os.fsdecode(b"caf\xe9.jsonl"), tmp_path / "out"

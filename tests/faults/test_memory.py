@@ -40,6 +40,7 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_many_steps_hold_no_more_memory_than_a_few(tmp_path: Path, ranks: int) -> None:
     """Nothing stays of a step but its share of what is logged. Without a fault, 150 steps hold 0.2 MB more."""

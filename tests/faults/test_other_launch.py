@@ -219,6 +219,7 @@ def refusal(runs: Runs, folder: Path, *flags: str, **variables: str) -> str:
     return str(status["message"])
 
 
+@pytest.mark.more
 def test_zero_does_not_resume_what_torch_keeps(runs: Runs, tmp_path: Path) -> None:
     folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
     message = refusal(runs, folder, "--deepspeed", "ds_configs/zero2.json", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
@@ -226,6 +227,7 @@ def test_zero_does_not_resume_what_torch_keeps(runs: Runs, tmp_path: Path) -> No
     assert f"--resume_from_checkpoint {folder / 'checkpoint-4'} was written by single x 1" in message
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

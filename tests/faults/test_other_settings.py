@@ -167,6 +167,7 @@ def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
     assert f"Resuming from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
 
 
+@pytest.mark.more
 def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) -> None:
     """By what only its rows tell, when they have been prepared."""
     (job.folder / "rejected.jsonl").write_text("{}\n")
@@ -177,6 +178,7 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
     assert (job.folder / "recipe.yaml").read_bytes() == recipe
 
 
+@pytest.mark.more
 def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, tmp_path: Path) -> None:
     """Even if a refused command has written another status since."""
     out = shutil.copytree(finished_run.folder, tmp_path / "out")
@@ -324,6 +326,7 @@ def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
     return dict(entry)
 
 
+@pytest.mark.more
 def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

@@ -436,6 +436,7 @@ def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, even
     assert said.count(f"indictune: {status['message']}") == 1
 
 
+@pytest.mark.more
 def test_the_error_of_the_rank_that_failed_comes_first_and_no_other_ranks_traceback(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:

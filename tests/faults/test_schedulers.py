@@ -252,6 +252,7 @@ def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_o
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "seconds_left", "is_a_link", "ends"),
     [
@@ -321,6 +322,7 @@ def test_only_the_user_can_write_to_the_folder_of_a_stalled_slurm_job(slurm: dic
     assert out.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("cores", ["64", pytest.param(None, marks=pytest.mark.more)])
 def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
     slurm: dict[str, str], tmp_path: Path, cores: str | None
@@ -333,6 +335,7 @@ def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
     assert ended.stdout == f"{cores or 'none'}\n"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("may_be_queued_again", [pytest.param(True, marks=pytest.mark.more), False])
 def test_a_slurm_job_that_is_not_to_be_queued_again_ends_as_its_ranks_do(
     slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
@@ -373,6 +376,7 @@ def test_a_slurm_job_whose_controller_is_away_waits_for_it_and_then_says_what_to
 OTHER_SPELLINGS = ("--output_dir={}", "--output-dir {}", "--output-dir={}")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "written", ["--output_dir {}", *(pytest.param(each, marks=pytest.mark.more) for each in OTHER_SPELLINGS)]
 )
@@ -441,6 +445,7 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed_or_stopped(
     assert job.outcome() == unbroken.outcome()
 
 
+@pytest.mark.more
 def test_torchrun_tells_that_it_would_start_what_does_not_go_on(finished_run: FinishedRun, tmp_path: Path) -> None:
     named = ("--resume_from_checkpoint", str(finished_run.folder / "checkpoint-8"), "--trust_checkpoint", "true")
     job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(1), "--max-restarts", "1"), named)

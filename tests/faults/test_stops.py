@@ -210,6 +210,7 @@ def test_a_stop_while_shards_are_read_loses_nothing(recipe: Path, tmp_path: Path
     assert goes_on.outcome() == whole.outcome()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.more), "SIGINT"])
 def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     recipe: Path, tmp_path: Path, name: str
@@ -254,6 +255,7 @@ SAVED = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("place", ["save_model", pytest.param("verify_saved", marks=pytest.mark.more)])
 def test_a_stop_while_the_model_is_saved_loses_nothing(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path, place: str
@@ -430,6 +432,7 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     assert store.damage(last) == []
 
 
+@pytest.mark.more
 def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out")
     # Written, and not yet read back.
@@ -441,6 +444,7 @@ def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[s
     assert job.outcome() == unbroken
 
 
+@pytest.mark.more
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9

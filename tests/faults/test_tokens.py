@@ -390,6 +390,7 @@ def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else
     assert not (push.out / ".not_pushed").exists()
 
 
+@pytest.mark.more
 def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pushed) -> None:
     card, metrics = push.card, json.loads(push.kept.files["metrics.json"])
     assert list(metrics["eval"]["per_language"]) == sorted(IN_ROWS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.faults.runs import STEP, Job
 from tests.ranks.launching import ROOT, Run
 
@@ -18,6 +20,7 @@ max_steps: 3
 """
 
 
+@pytest.mark.more
 def test_a_resumed_run_holds_out_the_same_rows_and_no_others(tmp_path: Path) -> None:
     lines = (ROOT / "indictune/data/samples/train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     train, recipe = tmp_path / "train.jsonl", tmp_path / "job.yaml"

@@ -196,6 +196,7 @@ def alone(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 PADDED = ["--padding_free", "off", "--max_tokens_per_device", "400"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("flags", [[], pytest.param(PADDED, marks=pytest.mark.more)])
 def test_two_ranks_train_on_windows_as_one_does(job: Path, alone: Run, tmp_path: Path, flags: list[str]) -> None:
     both = train(accelerate("ddp", 2), tmp_path / "out", "--config", str(job), *flags)

@@ -258,6 +258,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
     (tmp_path / "vmstat").write_text(f"oom_kill_others 9\noom_kill {count}\n", encoding="ascii")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.more), 1])
 def test_a_killed_rank_is_put_down_to_memory_if_the_kernel_says_so(
     kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def test_every_function_is_typed_and_documented() -> None:
     assert get_type_hints(indictune.train)["return"] is indictune.Result
 
 
+@pytest.mark.more
 def test_a_dictionary_trains_and_gives_metrics_and_curves(run: indictune.Result, folder: Path) -> None:
     assert run.folder == folder / "out"
     assert run.metrics == json.loads((folder / "out/metrics.json").read_text())

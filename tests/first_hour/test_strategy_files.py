@@ -174,6 +174,7 @@ def test_one_process_of_a_file_that_asks_for_eight(runs: Runs) -> None:
     assert runs.of_one.line_with("starts one process")
 
 
+@pytest.mark.more
 def test_ddp_with_a_precision(runs: Runs) -> None:
     outcome = runs.of_two("ddp", "ddp")
     assert outcome.recipe["bf16"] is True

@@ -60,6 +60,7 @@ def vocabulary(run: Run) -> dict[str, int]:
     return dict(json.loads((run.folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
 
 
+@pytest.mark.more
 def test_words_of_the_training_texts_are_entries(whole: Run) -> None:
     tokenizer = AutoTokenizer.from_pretrained(whole.folder)
     assert tokenizer.tokenize("ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ BEJAAR") == ["ಚಿತ್ರ", "ಚೆನ್ನಾಗಿದೆ", "bejaar"]
@@ -77,6 +78,7 @@ def test_two_ranks_train_with_the_vocabulary_that_one_learns(
     assert both.series("loss") == pytest.approx(whole.series("loss"), abs=1e-5)
 
 
+@pytest.mark.more
 def test_a_resumed_run_keeps_the_vocabulary_of_its_checkpoint(
     job: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

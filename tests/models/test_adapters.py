@@ -257,6 +257,7 @@ def test_lora_leaves_the_base_as_it_was(saved: Saved) -> None:
     assert not all_equal(trained, bits(model, trained=True))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("architecture", ["bert", "llama"])
 def test_the_trained_head_itself_is_saved(saved: Saved, tmp_path: Path, architecture: str) -> None:
     args = ModelArguments(saved(architecture), method="lora")

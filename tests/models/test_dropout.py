@@ -56,7 +56,7 @@ def test_every_module_has_it(saved: Callable[[str], str], architecture: str, met
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.more)])
 def test_at_0_two_passes_in_training_are_equal(saved: Callable[[str], str], architecture: str, method: Method) -> None:
     ids = torch.arange(3, 11).repeat(2, 1)
 

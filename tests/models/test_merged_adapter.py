@@ -132,10 +132,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "matrices on the embedding, dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
     "matrices on the head": {"target_modules": ["q_proj", "lm_head"]},
 }
+QUICK_KINDS = ("dora", "head and embedding")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [*QUICK_KINDS, *(pytest.param(each, marks=pytest.mark.more) for each in KINDS if each not in QUICK_KINDS)],
+)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_merged_language_model_is_the_adapted_one(tmp_path: Path, kind: str, tied: bool) -> None:
     base = llama(tmp_path / "base", tied)
     adapted = adapt(causal(base), tmp_path / "adapter", **KINDS[kind])
@@ -190,6 +194,7 @@ def test_the_older_names_of_a_checkpoint_are_known(tmp_path: Path) -> None:
     assert largest_difference(merged, logits(adapted)) < 1e-5
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_layers_that_hold_their_weights_transposed(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(1)
@@ -239,11 +244,15 @@ def in_fp32(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.more)], ids=["untied", "tied"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.more)])
 @pytest.mark.parametrize(
     "config",
-    [nf4(), nf4(bnb_4bit_use_double_quant=False, llm_int8_skip_modules=None), nf4(bnb_4bit_quant_type="fp4")],
+    [
+        nf4(),
+        nf4(bnb_4bit_use_double_quant=False, llm_int8_skip_modules=None),
+        pytest.param(nf4(bnb_4bit_quant_type="fp4"), marks=pytest.mark.more),
+    ],
     ids=["ours", "single, default skips", "fp4"],
 )
 def test_an_adapter_of_qlora_is_merged_into_the_weights_that_it_was_trained_on(
@@ -279,7 +288,7 @@ def test_a_classifier_of_qlora_keeps_its_new_modules_unrounded(tmp_path: Path) -
     assert largest_difference(logits(classifier(tmp_path / "out")), logits(in_fp32(adapted))) < 1e-5
 
 
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", [pytest.param("lora", marks=pytest.mark.more), "qlora"])
 def test_what_a_run_saves_is_merged(tmp_path: Path, method: Method) -> None:
     """The loaders of the training scripts themselves, in the place of peft and transformers alone."""
     language_model, encoder = llama(tmp_path / "llama"), bert(tmp_path / "bert")

@@ -48,7 +48,7 @@ def xlm_roberta() -> Any:
     ("make", "config"),
     [
         (bert, BertConfig()),
-        (albert, AlbertConfig()),
+        pytest.param(albert, AlbertConfig(), marks=pytest.mark.more),
         (xlm_roberta, XLMRobertaConfig(max_position_embeddings=514)),
     ],
     ids=["bert", "albert", "xlm-roberta"],

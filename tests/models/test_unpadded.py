@@ -126,6 +126,7 @@ class TestClassifiers:
             with torch.autocast("cpu", torch.bfloat16):
                 torch.testing.assert_close(model(**joined).logits.float(), expected, rtol=0.1, atol=0.1)
 
+    @pytest.mark.more
     def test_activation_checkpointing_changes_nothing(self, model_type: str, lora: bool) -> None:
         model = classifier(model_type, lora)
         if not model.supports_gradient_checkpointing:

@@ -116,6 +116,7 @@ def test_too_little_cpu_memory_rules_out_offloading() -> None:
     assert found(planned(), host_bytes=needed.needed)["zero3_offload"].fits
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("method", "optim"), [("qlora", 2), ("lora", 8)])
 def test_qlora_has_its_own_optimizer_on_a_gpu(method: str, optim: int) -> None:
     memory = found(planned(method=method))["ddp"].memory

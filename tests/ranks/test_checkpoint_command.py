@@ -56,6 +56,7 @@ def test_the_weights_are_those_of_the_step(run_under: Start, tmp_path: Path, str
     assert tokenizers[0]("नमस्ते ok") == tokenizers[1]("नमस्ते ok")
 
 
+@pytest.mark.more
 def test_parts_that_others_could_have_written_are_not_read(
     run_under: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

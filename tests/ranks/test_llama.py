@@ -92,6 +92,7 @@ def trained_weights(run: Run, method: str, folder: str = ".") -> dict[str, torch
     return load_file(run.folder / folder / ("model.safetensors" if method == "full" else "adapter_model.safetensors"))
 
 
+@pytest.mark.more
 def test_a_run_that_pads_its_rows_says_why(run_under: Start) -> None:
     run = run_under("single", 1, "--attn_implementation", "eager", "--max_steps", "1")
     assert run.metrics["train"]["padding_fraction"] > 0

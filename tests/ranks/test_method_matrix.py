@@ -149,6 +149,7 @@ def test_a_method(runs: dict[str, Runs], record_property: Note, kind: str, file:
     assert loss == pytest.approx(run.metrics["eval"]["loss"], rel=1e-3 if method == "QLoRA" else 1e-6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("kind", "file", "name"), every("features"))
 def test_features_at_once(runs: dict[str, Runs], record_property: Note, kind: str, file: str, name: str) -> None:
     """A run has all features that the file does not refuse."""
@@ -191,6 +192,7 @@ def test_bf16(runs: dict[str, Runs], record_property: Note, kind: str, file: str
     assert departures(exact, run, 1e-6) != []
 
 
+@pytest.mark.more
 def test_the_matrix_has_what_the_plans_say(runs: dict[str, Runs]) -> None:
     """Each cell is there. It is refused by the plan with the code that is written down, or it has passed."""
     found = {

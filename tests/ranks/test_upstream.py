@@ -144,6 +144,7 @@ def test_accelerate_hands_stages_over_as_those_of_megatron_alone(tmp_path: Path,
         launched(file, 4)
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_fp16_on_a_cpu_is_fp32_without_a_word() -> None:
     """accelerate 1.15; see `check.check_fp16`."""
@@ -222,6 +223,7 @@ class StockTrainer(Trainer):
         return {entry["step"]: entry["loss"] for entry in self.state.log_history if "loss" in entry}
 
 
+@pytest.mark.more
 def test_a_batch_sampler_gets_only_the_epoch_of_a_resume(tmp_path: Path) -> None:
     """transformers 5.23 and accelerate 1.15; see `EpochShuffle`."""
     trainer = StockTrainer(tmp_path, num_train_epochs=3)
@@ -240,6 +242,7 @@ def test_a_loss_that_is_nan_is_logged_for_ever(tmp_path: Path) -> None:
     assert math.isfinite(trainer.line.weight.item())
 
 
+@pytest.mark.more
 def test_a_run_goes_on_logging_as_seldom_as_before(tmp_path: Path) -> None:
     """transformers 5.23; see `RestoreProgress.on_train_begin`."""
     StockTrainer(tmp_path, max_steps=2, logging_steps=3).train()

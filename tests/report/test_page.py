@@ -119,6 +119,7 @@ def test_a_tie_with_the_baseline_is_said_in_words(
     assert f"model 0.700, baseline {first:.3f}" in verdict.reason
 
 
+@pytest.mark.more
 def test_texts_of_data_are_data_and_what_is_of_this_machine_stays_here(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_run_with_metrics_alone_has_a_report(tmp_path: Path) -> None:
     assert page.named("svg") == []
 
 
+@pytest.mark.more
 def test_runs_are_compared_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (
         run_folder(tmp_path / "a/out"),

@@ -172,6 +172,7 @@ class TestOtherRanks:
         assert capsys.readouterr().err.startswith("indictune: [rank 1] --sed: ")
         assert status()["message"].startswith("[rank 1] --sed")
 
+    @pytest.mark.more
     @pytest.mark.parametrize(
         "what",
         [

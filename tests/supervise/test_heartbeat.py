@@ -220,6 +220,7 @@ class TestARankThatAnotherHoldsUp:
         assert self.look_after(watchdog, 9 * PATIENCE_S) == []
 
 
+@pytest.mark.more
 def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_path: Path) -> None:
     """As in an extension that holds the GIL: the watchdog does not come to look."""
     assert start([*python(), "tests/training/holding.py", str(tmp_path)]).returncode == 0
@@ -271,6 +272,7 @@ def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     assert happened == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("state", ["failed", "user_error", "resumable", "ok"])
 def test_a_rank_that_does_not_move_does_not_wait_for_one_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from indictune.supervise.run_folder import ConsoleHandler
 from tests.ranks.launching import start
 
@@ -90,6 +92,7 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
     assert "a progress bar" in (tmp_path / "logs" / "rank-1.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.more
 def test_a_console_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-c", SPEAK, str(tmp_path), "0", "quiet"]
@@ -100,6 +103,7 @@ def test_a_console_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     assert "a python warning" in log
 
 
+@pytest.mark.more
 def test_a_log_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0.log").symlink_to("/dev/full")

@@ -80,6 +80,7 @@ def read_ahead(name: str, workers: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.more) for name in ("SIGUSR1", "SIGINT"))]
 )
@@ -129,6 +130,7 @@ with request.listening():
 """
 
 
+@pytest.mark.more
 def test_ask_ends_the_run_before_its_first_step_only() -> None:
     at_once, later = (
         subprocess.run([sys.executable, "-c", ASK, word], cwd=ROOT, capture_output=True, text=True, check=False)

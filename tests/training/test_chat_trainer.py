@@ -53,6 +53,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], to
         torch.testing.assert_close(other[name], moved, rtol=1e-4, atol=tolerance, msg=name)
 
 
+@pytest.mark.more
 def test_micro_batches_without_a_row_are_in_no_mean_of_the_log(base: str, tmp_path: Path) -> None:
     """Of the second step's two micro-batches one is empty: TRL takes its accuracy and entropy for 0."""
     logged = []
@@ -71,6 +72,7 @@ def test_micro_batches_without_a_row_are_in_no_mean_of_the_log(base: str, tmp_pa
     assert "entropy" not in trainer.state.log_history[-1]
 
 
+@pytest.mark.more
 def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(tmp_path: Path) -> None:
     """TRL adds what balances the experts: means of each micro-batch."""
     torch.manual_seed(1)
@@ -135,9 +137,10 @@ class TestPacks:
     @pytest.mark.parametrize(
         ("method", "gradient_checkpointing"),
         [
-            ("full", False),
             ("lora", True),
-            *(pytest.param(*each, marks=pytest.mark.more) for each in (("full", True), ("lora", False))),
+            pytest.param("full", False, marks=pytest.mark.more),
+            pytest.param("full", True, marks=pytest.mark.more),
+            pytest.param("lora", False, marks=pytest.mark.more),
         ],
     )
     def test_a_step_on_packs_is_the_step_on_their_rows(
@@ -153,7 +156,7 @@ class TestPacks:
         assert max(float(each.abs().max()) for each in moved.values()) > 1e-3
         assert_same(moved, packed_moved)
 
-    @pytest.mark.parametrize("attention", [None, "eager"])
+    @pytest.mark.parametrize("attention", [None, pytest.param("eager", marks=pytest.mark.more)])
     def test_a_step_on_joined_rows_is_the_step_on_padded_ones(
         self, base: str, tmp_path: Path, attention: str | None
     ) -> None:
@@ -183,6 +186,7 @@ class TestMicroBatches:
         assert in_pieces[0] == pytest.approx(whole[0], abs=1e-5)
         assert_same(whole[1], in_pieces[1])
 
+    @pytest.mark.more
     @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.more)])
     def test_nor_where_the_model_takes_no_count_of_tokens(
         self, base: str, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -214,7 +218,7 @@ class TestMicroBatches:
         with pytest.raises(ValueError, match="did not count the tokens of the global batch"):
             trainer.compute_loss(trainer.model, batch)
 
-    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.more), True])
     def test_a_micro_batch_without_rows_changes_nothing(self, base: str, tmp_path: Path, packed: bool) -> None:
         """Two rows for four micro-batches: two of them hold the row that stands for nothing."""
         rows = answer_rows(9, 8)
@@ -250,7 +254,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("method", ["full", "lora"])
+    @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.more)])
     def test_training_never_holds_all_logits(self, wide: str, tmp_path: Path, method: str) -> None:
         rows = answer_rows(TOKENS, vocab_size=WIDE)
         trainer = tiny_trainer(wide, tmp_path, rows, method=method)
@@ -326,6 +330,7 @@ def right_tokens(model: Any, rows: Dataset) -> int:
 
 
 class TestAdapters:
+    @pytest.mark.more
     def test_computing_activations_again_gives_the_same_gradients(self, base: str, tmp_path: Path) -> None:
         moved, passes = {}, {}
         for again in (False, True):

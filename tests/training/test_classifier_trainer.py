@@ -54,6 +54,7 @@ def test_a_model_that_reads_the_last_place_is_padded_before_it(tmp_path: Path) -
     assert trainer.objective.collator(evaluating=True)(rows)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
+@pytest.mark.more
 def test_checkpoints_are_compared_by_the_rows_of_a_script_alone(tmp_path: Path) -> None:
     """All romanised rows have the label that the model learns, and no other row has it."""
     tokenizer, model = words_tokenizer(), classifier("bert")

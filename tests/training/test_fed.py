@@ -29,7 +29,10 @@ def dealt_and_fed(job: Path, folder: Path, *flags: str) -> tuple[dict[str, Any],
 
 @pytest.mark.parametrize(
     ("script", "write_job", "rows"),
-    [(SCRIPT, conftest.write_job, GLOBAL_BATCH_SIZE), (test_llama.SCRIPT, test_llama.write_job, 12)],
+    [
+        (SCRIPT, conftest.write_job, GLOBAL_BATCH_SIZE),
+        pytest.param(test_llama.SCRIPT, test_llama.write_job, 12, marks=pytest.mark.more),
+    ],
 )
 def test_each_micro_batch_runs_as_one_sequence_without_padding(
     tmp_path: Path, script: str, write_job: Callable[[Path], Path], rows: int
@@ -45,6 +48,7 @@ def test_each_micro_batch_runs_as_one_sequence_without_padding(
         assert (one["shape"], one["ends"]) == ([1, ends[-1]], ends)
 
 
+@pytest.mark.more
 def test_no_forward_pass_has_more_tokens_than_it_may_and_one_step_fewer_would_not_do(tmp_path: Path) -> None:
     """All through the run, padding and the rows of its last epoch included, of which it ends in the middle."""
     limit, seed = 121, 6

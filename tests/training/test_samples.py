@@ -49,7 +49,13 @@ def generated(trainer: LlamaTrainer, prompt: list[int], **settings: Any) -> list
     return answer
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "lora"}, {"method": "lora", "gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "lora", "gradient_checkpointing": True},
+        *(pytest.param(each, marks=pytest.mark.more) for each in ({}, {"method": "lora"})),
+    ],
+)
 def test_it_is_what_generate_gives(base: str, tmp_path: Path, settings: dict[str, Any]) -> None:
     trainer = trained(base, tmp_path, **settings)
     answers = [greedy(trainer, prompt, 12, ends=[]) for prompt in PROMPTS]
@@ -58,6 +64,7 @@ def test_it_is_what_generate_gives(base: str, tmp_path: Path, settings: dict[str
     assert len({token for answer in answers for token in answer}) > 2
 
 
+@pytest.mark.more
 def test_a_model_with_a_window_keeps_to_it_where_it_was_trained_without_padding(tmp_path: Path) -> None:
     torch.manual_seed(1)
     shape: dict[str, Any] = {
@@ -77,6 +84,7 @@ def test_a_model_with_a_window_keeps_to_it_where_it_was_trained_without_padding(
     assert answers == [generated(trainer, prompt, eos_token_id=None) for prompt in prompts]
 
 
+@pytest.mark.more
 def test_it_stops_before_a_token_that_ends_an_answer(base: str, tmp_path: Path) -> None:
     trainer = trained(base, tmp_path)
     whole = greedy(trainer, PROMPTS[0], 12, ends=[])
@@ -86,6 +94,7 @@ def test_it_stops_before_a_token_that_ends_an_answer(base: str, tmp_path: Path) 
     assert greedy(trainer, PROMPTS[0], 12, ends=[whole[0]]) == []
 
 
+@pytest.mark.more
 def test_it_is_as_long_as_it_may_be(base: str, tmp_path: Path) -> None:
     trainer = trained(base, tmp_path)
     assert greedy(trainer, PROMPTS[0], 3, ends=[]) == greedy(trainer, PROMPTS[0], 12, ends=[])[:3]
@@ -106,6 +115,7 @@ class TestFile:
     def run(folder: Path, rank: int = 0) -> Run:
         return Run(read_recipe(["--output_dir", str(folder)], [LlamaTrainingArguments]), rank)
 
+    @pytest.mark.more
     def test_a_line_holds_prompt_reference_and_answer(self, base: str, tmp_path: Path) -> None:
         trainer = trained(base, tmp_path / "run")
         write_samples(trainer, self.run(tmp_path), Samples("test", self.ROWS[:2], self.DATA, TEMPLATE, 4))
@@ -125,6 +135,7 @@ class TestFile:
         assert trainer.written.overall.scores["chrf"].value == pytest.approx(chrf.score)
         assert list(trainer.written.by["language"]) == ["hi", "te"]
 
+    @pytest.mark.more
     @pytest.mark.parametrize(("is_asked", "rank"), [(False, 0), (True, 1)])
     def test_nothing_is_written_without_rows_or_by_other_ranks(
         self, base: str, tmp_path: Path, is_asked: bool, rank: int

@@ -85,6 +85,7 @@ def test_what_was_saved_whole_passes(trained: Trained, method: str) -> None:
     trained(method)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_an_adapter_on_a_base_in_a_bin_is_read_where_that_is_trusted(tmp_path: Path, method: str) -> None:
     base = Path(tiny_llama(tmp_path / "base"))
@@ -99,7 +100,10 @@ def test_an_adapter_on_a_base_in_a_bin_is_read_where_that_is_trusted(tmp_path: P
     verify_saved(trainer, tmp_path / "out")
 
 
-@pytest.mark.parametrize("rows", [answer_rows(7), pack(ROWS, 16), answer_rows(100, 90, 80)])
+@pytest.mark.parametrize(
+    "rows",
+    [pack(ROWS, 16), *(pytest.param(answer_rows(*each), marks=pytest.mark.more) for each in ((7,), (100, 90, 80)))],
+)
 def test_rows_of_any_number_and_length_are_probed(base: str, tmp_path: Path, rows: Dataset) -> None:
     trainer = tiny_trainer(base, tmp_path / "out", rows)
     trainer.train()
@@ -271,6 +275,7 @@ class TestAdapters:
         name = self.B.replace(".weight", ".default.weight")
         assert problem_of(trainer, tmp_path / "out").startswith(f"{name} has the norm ")
 
+    @pytest.mark.more
     def test_a_matrix_whose_rows_are_in_another_order(self, base: str, tmp_path: Path, method: str) -> None:
         trainer = train(base, tmp_path / "out", method)
         assert trainer.model is not None
