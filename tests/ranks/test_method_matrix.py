@@ -149,7 +149,6 @@ def test_a_method(runs: dict[str, Runs], record_property: Note, kind: str, file:
     assert loss == pytest.approx(run.metrics["eval"]["loss"], rel=1e-3 if method == "QLoRA" else 1e-6)
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(("kind", "file", "name"), every("features"))
 def test_features_at_once(runs: dict[str, Runs], record_property: Note, kind: str, file: str, name: str) -> None:
     """A run has all features that the file does not refuse."""
