@@ -37,8 +37,13 @@ from tests.ranks.test_resume import stopped_copy
 BOUND = {"full": 1e-4, "LoRA": 1e-4, "QLoRA": 1e-2, "bf16": 1e-2}
 OF_THE_CHANGE = 1e-3
 
-# `make test` runs the first three, `make test-more` these files too. The others are slow.
-QUICK = {("classifier", "ddp", "full"), ("classifier", "zero2", "features"), ("LLaMA", "fsdp2", "full")}
+# `make test` runs QUICK, one file of each kind; `make test-more` runs MORE too. The others are slow.
+QUICK = {
+    ("classifier", "ddp", "full"),
+    ("classifier", "tp", "full"),
+    ("classifier", "zero2", "features"),
+    ("LLaMA", "fsdp2", "full"),
+}
 MORE = set(product(KINDS, ["fsdp2", "pipeline", "tp", "zero3"], ["full"]))
 
 Note = Callable[[str, object], None]
