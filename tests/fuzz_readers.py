@@ -33,7 +33,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.environment import environment, write_results
 from indictune.data.bad_rows import BadRows, Quarantine
-from indictune.data.read.hub_datasets import load_hub_dataset, split_batches, split_records
+from indictune.data.columns import Wanted
+from indictune.data.read.hub_datasets import load_hub_dataset
 from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, read_batches, read_records
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
@@ -42,7 +43,7 @@ from tests.plain_readers import Unreadable, are_same, cells_of, may_end_elsewher
 HANG_S = 20
 # Of the files, how many are read as datasets too: these take a hundred times as long.
 DATASETS = 0.03
-COLUMNS, OPTIONAL = {"text": "text", "label": "label"}, {"language": "language"}
+WANTED = Wanted({"text": "text", "label": "label"}, {"language": "language"})
 CLASSES = ["negative", "positive"]
 TABLE = [('a, "b"\nक', "x"), ("", "1e5"), ("NA", "null"), ("😀 \\u0041", "-1"), ("c\td", "y")] * 3
 PIECES = [
@@ -132,13 +133,13 @@ def unless_refused(read: Callable[[], Read]) -> Read | None:
 
 def rows_of_file(path: Path, bad: BadRows) -> list[Cells]:
     """Text, label, language and line of each row; without a bad one where any of these stops the run."""
-    return cells(list(read_batches(str(path), COLUMNS, OPTIONAL, bad)), bad)
+    return cells(list(read_batches(str(path), WANTED, bad)), bad)
 
 
 def rows_of_dataset(folder: Path, bad: BadRows) -> list[Cells]:
     """As above, of the training rows of a dataset."""
     rows = load_hub_dataset(str(folder), None)["train"]
-    return cells(list(split_batches(rows, bad, COLUMNS, OPTIONAL)), bad)
+    return cells(list(rows.batches(WANTED, bad)), bad)
 
 
 def records_of_file(path: Path) -> list[Record]:
@@ -152,7 +153,7 @@ def records_of_file(path: Path) -> list[Record]:
 def records_of_dataset(folder: Path) -> list[Record]:
     """As above, of the training rows of a dataset."""
     bad = BadRows("")
-    records = list(split_records(load_hub_dataset(str(folder), None)["train"], bad))
+    records = list(load_hub_dataset(str(folder), None)["train"].records(bad))
     bad.finish(0)
     return records
 

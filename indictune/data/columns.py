@@ -1,15 +1,19 @@
-"""Check names and types of columns, and read their values as text."""
+"""Which columns of a file or split are read: check their names and types, and read their values as text."""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.config.shared_arguments import FileFormArguments, TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError, problem
 
@@ -22,6 +26,66 @@ _USUAL = {"text": ("text", "tweet", "sentence", "comment", "review"), "label": (
 _CHATS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"instruction", "output"}, {"question", "answer"})
 _OF_CHATS = "These are columns of conversations. Use `indictune train llama`, or `indictune inspect --task chat`."
 _WHOLE = re.compile(r"-?\d+\.0")
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """What the flags say about csv and tsv files and sheets.
+
+    Attributes:
+        delimiter: one of `,`, `;`, `tab`, `|`, or `auto`.
+        column_names: in their order, of files without a header; empty if there is a header.
+        quoting: `standard`, or `none` if quotes are letters like others.
+    """
+
+    delimiter: str = "auto"
+    column_names: tuple[str, ...] = ()
+    quoting: str = "standard"
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Options of `csv.reader`, without the delimiter."""
+        # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
+        return {"strict": True, "quoting": csv.QUOTE_NONE if self.quoting == "none" else csv.QUOTE_MINIMAL}
+
+
+STANDARD = FileForm()
+
+
+def form_of(args: FileFormArguments) -> FileForm:
+    """The form that the flags give."""
+    names = [name.strip() for word in args.column_names for name in word.split(",")]
+    return FileForm(args.delimiter, tuple(filter(None, names)), args.quoting)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of a file or split.
+
+    Attributes:
+        required: role ("text", "label", "language") -> name of a column that must be there.
+        optional: the same for columns that may be missing; their cells are then null.
+        lists: roles of columns that may hold lists, which are joined as `a|b`.
+        form: of csv and tsv files, and sheets.
+    """
+
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    lists: tuple[str, ...] = ()
+    form: FileForm = STANDARD
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role -> column, of all columns."""
+        return {**self.required, **self.optional}
+
+
+def wanted_columns(args: TextArguments, *lists: str) -> Wanted:
+    """The columns of labelled texts that the flags name."""
+    columns = {"text": args.text_column, "label": args.label_column}
+    if args.language_column is not None:
+        return Wanted(columns | {"language": args.language_column}, {}, lists, form_of(args))
+    return Wanted(columns, {"language": "language"}, lists, form_of(args))
 
 
 def normalise_label(label: str | None) -> str | None:
@@ -58,38 +122,26 @@ def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str
     return found
 
 
-def has_columns(header: Sequence[str], wanted: Mapping[str, str]) -> bool:
-    """Whether a header has all wanted columns, by their own names or by usual ones."""
-    names = [name.strip() for name in header]
-    usual = usual_columns(names, wanted)
-    return all(name in names or role in usual for role, name in wanted.items())
-
-
 def existing_columns(
-    source: str,
-    present: Sequence[str],
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    bad: BadRows | None = None,
+    source: str, present: Sequence[str], wanted: Wanted, bad: BadRows | None = None
 ) -> dict[str, str]:
-    """Role -> column of each of `columns`, and of those of `optional` that are present.
+    """Role -> column of each required column, and of the optional ones that are present.
 
     Args:
-        columns: role -> name, of columns that it must have.
-        optional: the same, of columns that it may lack.
         bad: gets a remark on columns that stand for absent ones by their usual names. None allows no such columns.
 
     Raises:
         UserError: one problem for every column that is missing or duplicate.
     """
-    guessed = {} if bad is None else usual_columns(present, {**optional, **columns})
+    guessed = {} if bad is None else usual_columns(present, wanted.roles)
     if bad is not None and guessed:
         read = " and ".join(f"column {shortened(name)} as the {role}" for role, name in guessed.items())
         bad.remark(f"{source}: reading {read} ({', '.join(f'--{role}_column' for role in guessed)}).")
-    names = {**columns, **{role: name for role, name in optional.items() if name in present}, **guessed}
+    found = {role: name for role, name in wanted.optional.items() if name in present}
+    names = {**wanted.required, **found, **guessed}
     problems = Problems()
     shown = ", ".join(map(shortened, present)) or "no columns"
-    is_other = "label" in columns and not {names[role] for role in columns}.intersection(present)
+    is_other = "label" in wanted.required and not {names[role] for role in wanted.required}.intersection(present)
     is_chat = is_other and any(form.issubset(present) for form in _CHATS)
     for role, name in names.items():
         problems.attempt(_check_unique, source, present, name)
@@ -129,19 +181,9 @@ def _check_unique(source: str, names: Sequence[str], name: str) -> None:
 
 
 def text_batches(
-    batches: Iterable[pa.RecordBatch],
-    names: Mapping[str, str],
-    optional: Collection[str],
-    source: str,
-    lists: Collection[str] = (),
+    batches: Iterable[pa.RecordBatch], names: Mapping[str, str], wanted: Wanted, source: str
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow rows in the form that `read_batches` yields.
-
-    Args:
-        batches: all rows of a file or split, with the columns named.
-        names: role -> name of its column.
-        optional: roles that get a column of nulls if `names` lacks them.
-        lists: roles of columns that may hold lists.
+    """All arrow rows of a file or split, with the columns of `existing_columns`, in the form of `read_batches`.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
@@ -149,10 +191,10 @@ def text_batches(
     first_row = 1
     for read in batches:
         problems = Problems()
-        arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
+        arrays = dict.fromkeys((*names, *wanted.optional), pa.nulls(read.num_rows, pa.string()))
         for role, name in names.items():
             column = read.column(name)
-            if role in lists and pa.types.is_nested(column.type):
+            if role in wanted.lists and pa.types.is_nested(column.type):
                 column = pa.array(map(joined_list, column.to_pylist()), pa.string())
             with problems.collecting():
                 arrays[role] = _as_text(column, source, name)

@@ -28,10 +28,10 @@ from indictune.data.cache import (
     write_facts,
     write_table,
 )
+from indictune.data.columns import wanted_columns
 from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, rare_labels, same_texts
 from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
-from indictune.data.read.file_form import form_of
-from indictune.data.read.row_sources import Source, columns_of, file_source, refuse_early, text_reader, text_sources
+from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
 from indictune.data.text.cleaning import SCHEMA, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
@@ -149,7 +149,7 @@ def _load(
         write_facts(folder, {"splits": splits, "labels": labels, **found.facts(), "mix": mix})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    settings = [columns_of(args), asdict(form_of(args)), problem_type, drops_leaks]
+    settings = [asdict(wanted_columns(args)), problem_type, drops_leaks]
     parts = [made_from, *settings, args.bad_rows, args.max_bad_fraction]
     parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
     folder = build_once("rows", parts, "The rows", make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeGuard
 
@@ -13,12 +14,11 @@ from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.cache import StoredRows
-from indictune.data.columns import existing_columns
+from indictune.data.columns import STANDARD, existing_columns, wanted_columns
 from indictune.data.languages import language_of
-from indictune.data.read.file_form import STANDARD, decoded_lines, form_of
-from indictune.data.read.open_files import files_named, kind_of_file
+from indictune.data.read.open_files import decoded_lines, files_named, kind_of_file
 from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
-from indictune.data.read.row_sources import SPLITS, builtin_files, columns_of
+from indictune.data.read.row_sources import SPLITS, builtin_files
 from indictune.data.row_choice import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
 
@@ -50,15 +50,17 @@ def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) 
     Raises:
         UserError: a file or a column is missing, or the problems of the first bad sentences, with `file:line`.
     """
-    columns = columns_of(args)[0]
+    wanted = replace(wanted_columns(args), optional={})
     rows: list[dict[str, Any]] = []
     flag = f"--{split}_file"
     with attributed_to(flag):
-        _check_form(args)
+        form = vars(wanted.form)
+        given = [name for name in form if form[name] != vars(STANDARD)[name]]
+        Problems(problem("not-of-this-task", f"--{name}") for name in given).raise_any()
         name, files = files_named(named, split)
         bad = BadRows(name)
         for line, record in _records(files, bad, args):
-            existing_columns(bad.location(line), list(record), columns, {})
+            existing_columns(bad.location(line), list(record), wanted)
             words, tags = record[args.text_column], record[args.label_column]
             if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
                 bad.add(line, "tags-do-not-match", record)
@@ -92,12 +94,6 @@ def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, 
 
 def _are_texts(values: object) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
-
-
-def _check_form(args: TextArguments) -> None:
-    form = vars(form_of(args))
-    given = [name for name in form if form[name] != vars(STANDARD)[name]]
-    Problems(problem("not-of-this-task", f"--{name}") for name in given).raise_any()
 
 
 def _records(files: Sequence[str], bad: BadRows, args: TextArguments) -> Iterator[Record]:

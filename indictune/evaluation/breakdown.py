@@ -109,9 +109,7 @@ class RowFacts:
 def _rows_by_value(values: Sequence[str]) -> dict[str, np.ndarray]:
     coded = pa.array(values, pa.string()).dictionary_encode()
     codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
-    return {
-        name: np.flatnonzero(codes == number) for name, number in sorted(zip(names, range(len(names)), strict=True))
-    }
+    return {names[number]: np.flatnonzero(codes == number) for number in np.argsort(names)}
 
 
 def break_down(
@@ -124,12 +122,10 @@ def break_down(
     loss: float = math.nan,
     draws: int = RESAMPLES,
 ) -> Breakdown:
-    """Score all rows and each group of them.
+    """Score all rows, one at least, and each group of them.
 
     Args:
-        facts: of the rows, of which there is one at least.
         labels: in the order of the class ids.
-        calibration: of one label a row.
         lower_is_better: whether the main score is best where it is lowest.
         draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
@@ -157,8 +153,7 @@ def as_json(breakdowns: Mapping[str, Breakdown]) -> dict[str, Any]:
 def read_breakdowns(folder: Path) -> dict[str, Breakdown]:
     """The breakdowns in the folder of a run or an evaluation, by split: `eval` (the validation rows) and `test`.
 
-    Raises:
-        OSError: there are none.
+    Raises `OSError` if there are none.
     """
     content = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     return {split: _breakdown(each) for split, each in content.items()}
@@ -178,13 +173,11 @@ def _breakdown(content: dict[str, Any]) -> Breakdown:
 
 def _group(content: dict[str, Any]) -> Group:
     scores = {name: _estimate(each) for name, each in content["scores"].items()}
-    per_label = {label: _label_scores(each) for label, each in content["per_label"].items()}
+    per_label = {}
+    for label, each in content["per_label"].items():
+        precision, recall, f1 = (_estimate(each[name]) for name in ("precision", "recall", "f1"))
+        per_label[label] = LabelScores(precision, recall, f1, each["support"], each.get("predicted", 0))
     return Group(content["num_examples"], scores, per_label, content["confusion"], content.get("counts", {}))
-
-
-def _label_scores(content: dict[str, Any]) -> LabelScores:
-    precision, recall, f1 = (_estimate(content[name]) for name in ("precision", "recall", "f1"))
-    return LabelScores(precision, recall, f1, content["support"], content.get("predicted", 0))
 
 
 def _estimate(content: dict[str, Any]) -> Estimate:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,10 +26,7 @@ _FLAG = "--compare"
 class Difference:
     """The macro-F1 of two classifiers on some rows.
 
-    Attributes:
-        first: macro-F1 of the first.
-        second: macro-F1 of the second.
-        difference: the second less the first, with its 95% interval from a paired bootstrap.
+    `difference` is the second less the first, with its 95% interval from a paired bootstrap.
     """
 
     num_examples: int
@@ -71,14 +67,7 @@ class Comparison:
 
 
 def compare(references: np.ndarray, first: np.ndarray, second: np.ndarray, languages: Sequence[str]) -> Comparison:
-    """Compare two classifiers.
-
-    Args:
-        references: class ids, int [rows].
-        first: class ids that the first classifier predicts, int [rows].
-        second: likewise of the second.
-        languages: of each row, [rows].
-    """
+    """Compare two classifiers: `references` and their predictions are class ids, int [rows]."""
     num_labels = int(max(each.max() for each in (references, first, second))) + 1
     of_row = np.asarray(languages, dtype=object)
     masks = {language: of_row == language for language in sorted(set(languages))}
@@ -142,76 +131,49 @@ def verdict(found: Comparison, names: tuple[str, str]) -> str:
     return f"{first}\n{second}"
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What a run has made of one split, each [rows]: `rows` identify a row and its label."""
-
-    rows: list[tuple[str, str]]
-    labels: list[str]
-    predicted: list[str]
-    languages: list[str]
-
-
 def print_comparison(folders: Sequence[str], as_json: bool) -> int:
-    """Print a table of two runs, and whether they differ by more than chance; returns the exit code.
-
-    Args:
-        folders: of two runs or evaluations.
-        as_json: print all numbers as JSON instead.
+    """Print a table of two runs or evaluations, and whether they differ by more than chance; returns the exit code.
 
     Raises:
         UserError: there are not two, one has no predictions of one label a row, or they scored other rows.
     """
     if len(folders) != 2:
         raise UserError("compare-two-runs", _FLAG, " ".join(folders))
-    both = [read_predictions(Path(folder)) for folder in folders]
+    both = [_read_predictions(Path(folder)) for folder in folders]
     # The first that both runs have.
     split = next((split for split in SPLITS if all(split in each for each in both)), None)
     if split is None:
         raise UserError("compare-no-common-rows", _FLAG, " ".join(folders))
     first, second = (each[split] for each in both)
-    if first.rows != second.rows:
-        differing = sum(a != b for a, b in zip(first.rows, second.rows, strict=False))
-        differing += abs(len(first.rows) - len(second.rows))
+    differing = sum(a[:2] != b[:2] for a, b in zip(first, second, strict=False)) + abs(len(first) - len(second))
+    if differing:
         raise UserError("compare-other-rows", _FLAG, " ".join(folders), split=SPLITS[split], rows=differing)
-    names = sorted({*first.labels, *first.predicted, *second.predicted})
+    _, labels, of_first, languages = zip(*first, strict=True)
+    of_second = [predicted for _, _, predicted, _ in second]
+    names = sorted({*labels, *of_first, *of_second})
     number = {name: at for at, name in enumerate(names)}
-    right, ours, theirs = (
-        np.array([number[name] for name in each]) for each in (first.labels, first.predicted, second.predicted)
-    )
-    found = compare(right, ours, theirs, first.languages)
+    right, ours, theirs = (np.array([number[name] for name in each]) for each in (labels, of_first, of_second))
+    found = compare(right, ours, theirs, languages)
     if as_json:
         print(json.dumps({"runs": list(folders), "split": split, **asdict(found)}, indent=2, ensure_ascii=False))
         return 0
-    print(printable(f"A: {folders[0]}\nB: {folders[1]}\n\nmacro-F1 of {len(first.rows):,} {SPLITS[split]} rows"))
+    print(printable(f"A: {folders[0]}\nB: {folders[1]}\n\nmacro-F1 of {len(first):,} {SPLITS[split]} rows"))
     print(_table(found), verdict(found, ("A", "B")), sep="\n\n")
     return 0
 
 
-def read_predictions(folder: Path) -> dict[str, Predictions]:
-    """The predictions of one label a row in a folder, by split.
-
-    Raises:
-        UserError: there are none.
-    """
-    found: dict[str, Predictions] = {}
+def _read_predictions(folder: Path) -> dict[str, list[tuple[str, str, str, str]]]:
+    """The id, label, predicted label and language of each row that a run has predicted, by split."""
+    found: dict[str, list[tuple[str, str, str, str]]] = {}
     try:
         with (folder / PREDICTIONS).open(encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                _add(found.setdefault(row["split"], Predictions([], [], [], [])), row)
+            for row in map(json.loads, file):
+                if not (isinstance(row["label"], str) and isinstance(row["predicted"], str)):
+                    raise TypeError(row["label"])
+                kept = row["id"], row["label"], row["predicted"], row["language"]
+                found.setdefault(row["split"], []).append(kept)
     except OSError as error:
         raise UserError("compare-needs-predictions", _FLAG, folder, missing=PREDICTIONS) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError("compare-one-label-a-row", _FLAG, folder, file=PREDICTIONS) from error
     return found
-
-
-def _add(of_split: Predictions, row: Mapping[str, Any]) -> None:
-    label, predicted = row["label"], row["predicted"]
-    if not (isinstance(label, str) and isinstance(predicted, str)):
-        raise TypeError(label)
-    of_split.rows.append((row["id"], label))
-    of_split.labels.append(label)
-    of_split.predicted.append(predicted)
-    of_split.languages.append(row["language"])

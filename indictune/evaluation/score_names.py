@@ -42,7 +42,7 @@ def without_markup(name: str) -> str:
 def score_names(
     scores: Sequence[str], labels: Iterable[str], groups: Mapping[str, Iterable[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Where the score of each name stands: a path for `score_at`.
+    """Where the score of each name stands: a path for `_score_at`.
 
     Args:
         scores: of a group of rows, the main one first.
@@ -90,12 +90,9 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def metrics_tables(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Lay out examples and some scores, a line for each language and a last one for all rows together.
+    """Lay out some scores of a block of `metrics.json`, a line for each language and a last one for all rows.
 
     Where labels have scores, a second table has precision, recall, F1 and support of each label of the model.
-
-    Args:
-        metrics: a block of `metrics.json`.
     """
     columns = ("num_examples", *names)
     languages = [[name, *_cells(row, columns)] for name, row in metrics["per_language"].items()]

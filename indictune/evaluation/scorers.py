@@ -22,8 +22,6 @@ from indictune.evaluation.uncertainty import (
 )
 from indictune.upstream import chrf_counts, chrf_of
 
-THRESHOLDS = [percent / 100 for percent in range(5, 96)]
-
 
 @dataclass(frozen=True)
 class LabelCounts:
@@ -57,19 +55,20 @@ def scores_of_labels(counts: LabelCounts, drawn: LabelCounts, labels: Sequence[s
     return {label: LabelScores(*row) for label, row in zip(labels, rows, strict=True)}
 
 
+@dataclass(frozen=True)
 class Confusion:
     """Rows of one label each, counted by label and predicted label.
 
-    Args:
+    Attributes:
         present: label of each cell, int [cells].
         predicted: predicted label of each cell, int [cells].
         counts: of the rows in each cell, int [cells].
     """
 
-    def __init__(self, present: np.ndarray, predicted: np.ndarray, counts: np.ndarray, num_labels: int) -> None:
-        self.counts, self.num_labels = counts, num_labels
-        self._present, self._predicted = present, predicted
-        self._hits = present == predicted
+    present: np.ndarray
+    predicted: np.ndarray
+    counts: np.ndarray
+    num_labels: int
 
     @classmethod
     def of_rows(cls, references: np.ndarray, predictions: np.ndarray, num_labels: int) -> Confusion:
@@ -79,11 +78,9 @@ class Confusion:
 
     def label_counts(self, counts: np.ndarray) -> LabelCounts:
         """Counts of labels from counts of cells, [..., cells]."""
-        return LabelCounts(
-            self._summed(self._present, counts),
-            self._summed(self._predicted, counts),
-            self._summed(self._present[self._hits], counts[..., self._hits]),
-        )
+        hits = self.present == self.predicted
+        of_hits = self._summed(self.present[hits], counts[..., hits])
+        return LabelCounts(self._summed(self.present, counts), self._summed(self.predicted, counts), of_hits)
 
     def _summed(self, label_of_cell: np.ndarray, counts: np.ndarray) -> np.ndarray:
         summed = np.zeros((*counts.shape[:-1], self.num_labels), np.int64)
@@ -100,17 +97,16 @@ class Confusion:
 
     def drawn(self, draws: int) -> LabelCounts:
         """Counts of labels in drawn rows, [draws, labels]."""
-        parts = [self.label_counts(counts) for counts in resampled_counts(self.counts, draws)]
-        names = ("present", "predicted", "hits")
-        return LabelCounts(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        parts = [vars(self.label_counts(counts)).values() for counts in resampled_counts(self.counts, draws)]
+        return LabelCounts(*map(np.concatenate, zip(*parts, strict=True)))
 
     def matrix(self) -> list[list[int]] | None:
         """Rows by label and predicted label; None for more than 50 labels."""
         if self.num_labels > MAX_CONFUSED:
             return None
         square = np.zeros((self.num_labels, self.num_labels), np.int64)
-        square[self._present, self._predicted] = self.counts
-        return [[int(count) for count in row] for row in square]
+        square[self.present, self.predicted] = self.counts
+        return square.tolist()
 
 
 def one_label(references: np.ndarray, predictions: np.ndarray, labels: Sequence[str]) -> Scorer:
@@ -118,11 +114,7 @@ def one_label(references: np.ndarray, predictions: np.ndarray, labels: Sequence[
 
     The macro scores are means over the labels that the rows have or that were predicted. So a label that a language
     never uses does not lower the macro-F1 of that language. A single wrong prediction of it counts as an F1 of 0.
-
-    Args:
-        references: class ids, int [rows].
-        predictions: class ids, int [rows].
-        labels: in the order of the class ids.
+    `references` and `predictions` are class ids, int [rows].
     """
     references, predictions = np.asarray(references), np.asarray(predictions)
 
@@ -158,8 +150,7 @@ def group_of_counts(
 ) -> Group:
     """Scores from the counts of each row, [rows, labels].
 
-    Args:
-        names: of the F1 over all counts, and of the mean F1 of the labels; None leaves that out.
+    `names` are of the F1 over all counts, and of the mean F1 of the labels; None leaves that out.
     """
     parts = (present, predicted, hits)
     if labels:
@@ -178,9 +169,7 @@ def group_of_counts(
 def best_threshold(probabilities: np.ndarray, references: np.ndarray) -> float:
     """The threshold of 0.05, 0.06 .. 0.95 with the best micro-F1; of equal ones the nearest to 0.5.
 
-    Args:
-        probabilities: float [rows, labels].
-        references: 0 or 1 [rows, labels].
+    `probabilities` are float [rows, labels], `references` 0 or 1 [rows, labels].
     """
     right = references > 0
 
@@ -188,7 +177,8 @@ def best_threshold(probabilities: np.ndarray, references: np.ndarray) -> float:
         given = probabilities >= threshold
         return float(ratio(2 * (given & right).sum(), given.sum() + right.sum()))
 
-    by_distance: list[float] = sorted(THRESHOLDS, key=lambda threshold: abs(threshold - 0.5))
+    thresholds = [percent / 100 for percent in range(5, 96)]
+    by_distance = sorted(thresholds, key=lambda threshold: abs(threshold - 0.5))
     return max(by_distance, key=micro_f1)
 
 
@@ -292,20 +282,15 @@ def _pearson(first: np.ndarray, second: np.ndarray, draws: int) -> Estimate:
 
 
 def _spearman(first: np.ndarray, second: np.ndarray, draws: int) -> Estimate:
-    value, rows = _correlation(_ranks(first), _ranks(second)), len(first)
+    from scipy.stats import rankdata  # slow to import
+
+    value, rows = _correlation(rankdata(first), rankdata(second)), len(first)
     if not draws:
         return estimate(value, np.zeros(0))
     if rows < 4 or abs(value) >= 1:
         return Estimate(value, value if rows > 3 else -1.0, value if rows > 3 else 1.0)
     spread = NormalDist().inv_cdf(0.975) * math.sqrt((1 + value**2 / 2) / (rows - 3))
     return Estimate(value, math.tanh(math.atanh(value) - spread), math.tanh(math.atanh(value) + spread))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each value from 1; equal values share the mean of their ranks, and a NaN has none."""
-    _, number, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = np.where(np.isnan(values), np.nan, (counts.cumsum() - (counts - 1) / 2)[number])
-    return ranks
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -321,7 +306,7 @@ def answers(losses: np.ndarray, tokens: np.ndarray, right: np.ndarray) -> Scorer
     """Scores answers that were given: loss a token in nats, and the share of tokens predicted right.
 
     Tokens are summed before anything is divided. So a long answer counts by its length, and the numbers do not depend
-    on how rows were put into batches. `num_tokens` is how many tokens count.
+    on how rows were put into batches.
 
     Args:
         losses: summed cross-entropy in nats, [rows].

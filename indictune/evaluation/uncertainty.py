@@ -46,12 +46,8 @@ def ratio_of_sums(above: np.ndarray, below: np.ndarray, draws: int = RESAMPLES) 
 def resampled_counts(counts: np.ndarray, draws: int = RESAMPLES) -> Iterator[np.ndarray]:
     """Counts of rows in cells, as resampled rows have them: they are multinomial. A million rows cost as a hundred.
 
-    Args:
-        counts: of rows in each cell, int64 [cells], with one row at least.
-        draws: how often all rows are drawn.
-
-    Yields:
-        int64 [some of the draws, cells], the same each time. Without draws a single array, [0, cells].
+    `counts` has one row at least, int64 [cells]. Yields int64 [some of the draws, cells], the same each time; without
+    draws a single array, [0, cells].
     """
     random, rows = np.random.default_rng(_SEED), int(counts.sum())
     at_once = max(1, _CELLS_AT_ONCE // len(counts))
@@ -60,16 +56,10 @@ def resampled_counts(counts: np.ndarray, draws: int = RESAMPLES) -> Iterator[np.
 
 
 def resampled_sums(columns: Sequence[np.ndarray], draws: int = RESAMPLES) -> np.ndarray:
-    """Sums over resampled rows, of scores that follow from sums.
+    """Sums over resampled rows, of scores that follow from sums: float64 [draws, columns], the same each time.
 
     More than 1,000 rows are first summed in 1,000 random blocks of equal size (but for one row), which are then drawn.
-
-    Args:
-        columns: each [rows], with one row at least.
-        draws: how often all rows are drawn.
-
-    Returns:
-        float64 [draws, columns], the same each time.
+    The columns are each [rows], with one row at least.
     """
     if not draws:
         return np.zeros((0, len(columns)))
@@ -128,11 +118,9 @@ class Calibration:
 
 
 def reliability(confidences: np.ndarray, is_right: np.ndarray) -> list[Bin]:
-    """The 15 bins of a reliability diagram.
+    """The 15 bins of a reliability diagram; a bin includes its upper bound.
 
-    Args:
-        confidences: probability of the predicted label, [rows]. A bin includes its upper bound.
-        is_right: bool [rows].
+    `confidences` are the probabilities of the predicted labels, [rows], `is_right` bool [rows].
     """
     confidences = np.asarray(confidences, np.float64)
     number = np.clip(np.ceil(confidences * BINS).astype(np.int64) - 1, 0, BINS - 1)
@@ -152,9 +140,7 @@ def expected_calibration_error(bins: list[Bin]) -> float:
 def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     """The temperature from 0.05 to 20 with the lowest mean negative log-likelihood, to 4 digits.
 
-    Args:
-        logits: float [rows, labels]; a number may be added to all of a row.
-        references: class ids, int [rows].
+    `logits` are float [rows, labels], `references` class ids, int [rows].
     """
     from scipy.optimize import minimize_scalar  # slow to import
 
@@ -175,13 +161,14 @@ def calibration_of(
 
     Args:
         log_probabilities: of all labels, float [rows, labels], or of the predicted one alone, [rows].
-        is_right: whether the label is predicted right, bool [rows].
+        is_right: bool [rows].
         temperature: fitted on the validation rows, if there is one. It needs all labels.
     """
-    best = log_probabilities if log_probabilities.ndim == 1 else log_probabilities.max(1)
-    bins, after = reliability(np.exp(best), is_right), None
     if log_probabilities.ndim == 1:
-        temperature = None
+        temperature, best = None, log_probabilities
+    else:
+        best = log_probabilities.max(1)
+    bins, after = reliability(np.exp(best), is_right), None
     if temperature is not None:
         cooled = np.exp(_cooled(log_probabilities, temperature).max(1))
         after = expected_calibration_error(reliability(cooled, is_right))

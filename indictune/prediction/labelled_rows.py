@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -19,10 +19,9 @@ from transformers import PreTrainedConfig
 
 from indictune.config.shared_arguments import ClassifierArguments, TextFileArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import KEPT, joined_list
+from indictune.data.columns import KEPT, Wanted, form_of, joined_list
 from indictune.data.labels import MULTI_LABEL, REGRESSION
-from indictune.data.read.file_form import STANDARD, FileForm, decoded, form_of
-from indictune.data.read.open_files import kind_of_file, opened
+from indictune.data.read.open_files import decoded, kind_of_file, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
 from indictune.errors import UserError, attributed_to
@@ -181,17 +180,10 @@ _CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of texts.
-
-    Attributes:
-        columns: role -> name of a column that the file must have.
-        optional: the same for columns that may be missing.
-    """
+    """A file of texts, and its columns."""
 
     path: str
-    columns: Mapping[str, str]
-    optional: Mapping[str, str]
-    form: FileForm = STANDARD
+    wanted: Wanted
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows.
@@ -205,7 +197,7 @@ class TextFile:
                 with opened(self.path) as file:
                     yield from equal_windows(line_windows(cast(BufferedReader, file), self.path), WINDOW_ROWS)
             else:
-                batches = read_batches(self.path, self.columns, self.optional, bad, form=self.form)
+                batches = read_batches(self.path, self.wanted, bad)
                 yield from map(_named, equal_windows(batches, WINDOW_ROWS))
 
 
@@ -217,7 +209,8 @@ def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     language = {"language": asked.language_column or reading.language_column or "language"}
     is_asked = asked.language_column is not None
     required = columns | (language if is_asked else {})
-    return TextFile(str(asked.input_file), required, {} if is_asked else language, form_of(asked))
+    wanted = Wanted(required, {} if is_asked else language, form=form_of(asked))
+    return TextFile(str(asked.input_file), wanted)
 
 
 def _named(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -391,7 +391,7 @@ def test_the_same_name_with_other_bytes_is_read_anew_and_the_same_bytes_with_ano
 @pytest.mark.usefixtures("files")
 def test_a_second_call_gives_the_same_rows_places_and_notes_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     first = load()
-    monkeypatch.setattr("indictune.data.read.row_sources.split_batches", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("indictune.data.read.read_files.SplitFiles.batches", lambda *_: pytest.fail("read again"))
     second = load()
     assert first.notes == second.notes
     assert first.notes[0].startswith("train.csv: 1 of 3 training rows also stand in held.csv")

@@ -335,7 +335,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    records = hub_datasets.split_records(rows, BadRows("validation"))
+    records = hub_datasets.HubSplit(rows).records(BadRows("validation"))
     assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 

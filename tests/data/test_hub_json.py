@@ -15,9 +15,10 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
 from indictune.data.chat.conversations import chat_sources as chat_sources_of
+from indictune.data.columns import Wanted
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read import hub_datasets
-from indictune.data.read.read_files import read_records
+from indictune.data.read.read_files import SplitFiles, read_records
 from indictune.data.read.row_sources import text_sources
 from indictune.errors import Problems
 from tests.data.chats import load
@@ -45,9 +46,9 @@ def rows_of(splits: Splits) -> list[tuple[str, str]]:
     return list(zip(*(splits.rows["train"].table[column].to_pylist() for column in ("text", "label")), strict=True))
 
 
-def json_files() -> hub_datasets.SplitFiles:
+def json_files() -> SplitFiles:
     files = hub_datasets.load_hub_dataset("set", None)["train"]
-    assert isinstance(files, hub_datasets.SplitFiles)
+    assert isinstance(files, SplitFiles)
     return files
 
 
@@ -110,7 +111,7 @@ def test_a_duplicate_key_is_reported(folder: Path) -> None:
 def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train-1.jsonl").write_text(GOOD)
     (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
-    batches = list(hub_datasets.split_batches(json_files(), quarantine, COLUMNS, {"language": "language"}))
+    batches = list(json_files().batches(Wanted(COLUMNS, {"language": "language"}), quarantine))
     first, second = str(folder / "train-1.jsonl"), str(folder / "train-2.jsonl")
     assert [quarantine.location(line) for batch in batches for line in batch["line"].to_pylist()] == [
         *(f"{first}:1", f"{first}:2"),
@@ -123,7 +124,7 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
 
 def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
-    records = list(hub_datasets.split_records(json_files(), quarantine))
+    records = list(json_files().records(quarantine))
     assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
     found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
@@ -270,7 +271,7 @@ def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
     pq.write_table(table, folder / "train.parquet")
     assert problems_of() == ["--dataset_name set set/train row 3 class-undeclared"]
     (rows,) = hub_datasets.load_hub_dataset("set", None).values()
-    (batch,) = hub_datasets.split_batches(rows, quarantine, COLUMNS, {})
+    (batch,) = rows.batches(Wanted(COLUMNS, {}), quarantine)
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},
         {"text": "b", "label": "negative", "line": 2},

@@ -16,6 +16,7 @@ from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data import cache as rows_module
 from indictune.data.bad_rows import BadRows
+from indictune.data.columns import Wanted
 from indictune.data.health.findings import Finding
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.read import hub_datasets, read_files, row_sources
@@ -391,7 +392,8 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
-    batches = hub_datasets.split_batches(rows, BadRows("validation"), {"text": "text", "label": "label"}, {})
+    split = hub_datasets.HubSplit(rows)
+    batches = split.batches(Wanted({"text": "text", "label": "label"}, {}), BadRows("validation"))
     assert problems_raised(lambda: next(batches)) == ["validation no-rows"]
 
 

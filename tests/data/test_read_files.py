@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.data.bad_rows import BadRows, row_location
-from indictune.data.columns import normalise_label, text_batches
+from indictune.data.columns import Wanted, normalise_label, text_batches
 from indictune.data.read import read_files
 from indictune.data.read.read_files import Record
 from indictune.errors import UserError
@@ -148,7 +148,7 @@ def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypa
 def test_a_dictionary_of_numbers_becomes_text() -> None:
     scores = pa.array([0.5, float("nan"), 0.5]).dictionary_encode()
     read = pa.record_batch([scores], names=["score"])
-    (batch,) = text_batches([read], {"label": "score"}, [], "here")
+    (batch,) = text_batches([read], {"label": "score"}, Wanted({"label": "score"}, {}), "here")
     assert batch.to_pydict() == {"label": ["0.5", None, "0.5"], "line": [1, 2, 3]}
 
 

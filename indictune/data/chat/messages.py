@@ -9,7 +9,7 @@ from itertools import chain, cycle, groupby, islice
 
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.columns import shortened
-from indictune.data.read.hub_datasets import SplitRows, split_records
+from indictune.data.read.hub_datasets import SplitRows
 from indictune.data.read.read_files import Record, kind_of
 from indictune.errors import Problem, Problems, UserError, problem
 
@@ -283,11 +283,10 @@ def chat_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Ite
         names: column of a form -> column of the file.
 
     Raises:
-        UserError: as `split_records`; or a file lacks a renamed column, or no row of it has the columns of a form.
+        UserError: the rows cannot be read, a file lacks a renamed column, or no row of it has the columns of a form.
     """
-    records = split_records(rows, bad)
     problems = Problems()
-    for _, of_file in groupby(records, lambda each: each[0] // LINES_PER_FILE):
+    for _, of_file in groupby(rows.records(bad), lambda each: each[0] // LINES_PER_FILE):
         source = bad.files[-1] if bad.files else bad.source
         first = problems.attempt(_first_rows, of_file, source, names)
         for line, record in chain(first, of_file) if first else ():

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import smaller_batches, with_column
-from indictune.data.columns import check_schema, existing_columns, numbered_rows, shortened, text_batches
+from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, shortened, text_batches
 from indictune.data.read.open_files import PACKED, kind_of_file, opened
 from indictune.errors import UserError
 
 _MAX_LISTED = 20
 
 
-def declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
+def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
     """Column -> names of its classes 0, 1, ..., as `datasets` writes them to parquet and arrow files.
 
     A column of lists of class ids has them too.
@@ -32,16 +32,35 @@ def declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
         return {}
 
 
-def names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dict[str, str | None]:
-    """A value as it is written -> the name of its class; None where the Hub writes -1.
+def with_class_names(
+    batches: Iterator[pa.RecordBatch],
+    roles: Mapping[str, str],
+    declared: Mapping[str, Sequence[str]],
+    source: str,
+    bad: BadRows,
+    may_be_names: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Replace class ids by names.
 
     Args:
-        names: of the classes 0, 1, ...
+        roles: role -> name of its column.
+        declared: column -> names of its classes 0, 1, ...
+        bad: gets the rows with a value that is no class.
         may_be_names: whether the values may also be names, as in files of text.
 
     Raises:
         UserError: a name is no text, such as the `no` of YAML, or files may mean two classes by it.
     """
+    given = {role: declared[name] for role, name in roles.items() if role != "text" and name in declared}
+    classes = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
+    for batch in batches:
+        for role, known in classes.items():
+            batch = _with_names(batch, role, known, bad)
+        yield batch
+
+
+def _names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dict[str, str | None]:
+    """A value as it is written -> the name of its class; None where the Hub writes -1."""
     known: dict[str, str | None] = {name: name for name in names} | {"-1": None, "": None}
     known |= {str(number): name for number, name in enumerate(names)}
     unclear = [name for name in names if not isinstance(name, str)]
@@ -52,8 +71,7 @@ def names_by_value(names: Sequence[str], source: str, may_be_names: bool) -> dic
     return known
 
 
-def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
-    """Replace the values of a column by names, as of `names_by_value`. `bad` gets the rows with another value."""
+def _with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
     values = [(value or "").strip() for value in batch[role].to_pylist()]
     good = [value in known for value in values]
     for index in (index for index, is_good in enumerate(good) if not is_good):
@@ -64,16 +82,10 @@ def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None]
     return with_column(batch, role, named).filter(pa.array(good, pa.bool_()))
 
 
-def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A row with names for class ids, as of `named_class`."""
-    known = {column: names for column, names in classes.items() if column in record}
-    return record | {column: named_class(record[column], names) for column, names in known.items()}
-
-
-def named_class(value: Any, names: Sequence[str]) -> Any:
+def _named_class(value: Any, names: Sequence[str]) -> Any:
     """The name of a class id, or a list of them; an id without a name stays."""
     if isinstance(value, list):
-        return [named_class(each, names) for each in value]
+        return [_named_class(each, names) for each in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
@@ -91,29 +103,16 @@ def arrow_errors(source: str) -> Iterator[None]:
         raise UserError("rows-unreadable", value=source, reason=reason) from error
 
 
-def arrow_batches(
-    path: str,
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    bad: BadRows,
-    lists: frozenset[str],
-    chunk_rows: int,
-) -> Iterator[pa.RecordBatch]:
+def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> Iterator[pa.RecordBatch]:
     """The rows in the form of `read_batches`; class ids become the names that the file declares."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
-        names = existing_columns(path, schema.names, columns, optional, bad)
-        declared = declared_classes(schema)
-        classes = {
-            role: names_by_value(declared[name], path, may_be_names=False)
-            for role, name in names.items()
-            if name in declared and role != "text" and pa.types.is_integer(schema.field(name).type)
-        }
-        batches = batches_of(chunk_rows, list(dict.fromkeys(names.values())))
-        listed = {name: declared[name] for role, name in names.items() if role in lists and name in declared}
-        for batch in text_batches(_with_names_in_lists(batches, listed), names, optional, path, lists):
-            for role, known in classes.items():
-                batch = with_names(batch, role, known, bad)
-            yield batch
+        names = existing_columns(path, schema.names, wanted, bad)
+        declared = _declared_classes(schema)
+        of_ids = {name: declared[name] for name in declared if pa.types.is_integer(schema.field(name).type)}
+        stored = batches_of(chunk_rows, list(dict.fromkeys(names.values())))
+        listed = {name: declared[name] for role, name in names.items() if role in wanted.lists and name in declared}
+        texts = text_batches(_with_names_in_lists(stored, listed), names, wanted, path)
+        yield from with_class_names(texts, names, of_ids, path, bad)
 
 
 def _with_names_in_lists(
@@ -122,7 +121,7 @@ def _with_names_in_lists(
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):
-                named = [named_class(row, names) for row in batch[column].to_pylist()]
+                named = [_named_class(row, names) for row in batch[column].to_pylist()]
                 batch = with_column(batch, column, pa.array(named))
         yield batch
 
@@ -131,9 +130,10 @@ def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, o
     """The rows in the form of `read_records`; class ids become names, in lists too."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         check_schema(path, schema)
-        classes = declared_classes(schema)
+        classes = _declared_classes(schema)
         for number, record in numbered_rows(batches_of(chunk_rows, None)):
-            yield number, record_with_names(record, classes)
+            known = {column: names for column, names in classes.items() if column in record}
+            yield number, record | {column: _named_class(record[column], known[column]) for column in known}
 
 
 @contextmanager

@@ -10,67 +10,114 @@ import sys
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import existing_columns, has_columns, shortened
-from indictune.data.read.file_form import SAMPLE_ROWS, FileForm, decoded_lines, delimiter_of, first_rows
-from indictune.data.read.open_files import PACKED, opened, unpacked_limit
+from indictune.data.columns import FileForm, Wanted, existing_columns, shortened, usual_columns
+from indictune.data.read.open_files import PACKED, decoded_lines, kind_of_file, opened, unpacked_limit
 from indictune.errors import UserError
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_CHARACTERS = {",": ",", ";": ";", "tab": "\t", "|": "|"}  # of `--delimiter`
+_SAMPLE_BYTES = 1 << 16
+_SAMPLE_ROWS = 20
 _LONG_NAME = 30
 _MANY_WORDS = 4
 
+Cells = tuple[str | None, ...]
 
-def without_given_names(
-    path: str, sample: Sequence[Sequence[str]], form: FileForm, columns: Mapping[str, str], bad: BadRows
-) -> FileForm:
-    """The form without `--column_names` if the first row of the file has the wanted columns itself."""
-    if not form.column_names or not sample or not has_columns(sample[0], columns):
-        return form
+
+def _first_rows(path: str, wanted: Wanted, bad: BadRows) -> tuple[str, list[list[str]]]:
+    """The delimiter of a file, and its first few rows that are not blank; bytes that are no text are replaced.
+
+    For `--delimiter auto`, it is that of the extension, unless the required columns come out with another one alone;
+    `bad` gets a remark then. Without a header, most rows must have as many fields as there are column names; without
+    those, two or more, all as many.
+    """
+    form = wanted.form
+    if form.delimiter != "auto":
+        only = _CHARACTERS[form.delimiter]
+        return only, _split_rows(path, only, form)
+    own = DELIMITERS[kind_of_file(path)]
+    samples = {own: _split_rows(path, own, form)}
+    if form.column_names or not _fitting(samples[own], wanted):
+        samples |= {each: _split_rows(path, each, form) for each in _CHARACTERS.values() if each != own}
+    fitting = {each: _fitting(rows, wanted) for each, rows in samples.items()}
+    best = max(fitting, key=lambda each: fitting[each])
+    if not fitting[best]:
+        best = next((each for each, rows in samples.items() if len({*map(len, rows)}) == 1 and rows[0][1:]), own)
+    if best != own:
+        name = next(name for name, each in _CHARACTERS.items() if each == best)
+        bad.remark(f"{path}: its columns are separated by {name} (--delimiter).")
+    return best, samples[best]
+
+
+def _split_rows(path: str, delimiter: str, form: FileForm) -> list[list[str]]:
+    with opened(path) as file:
+        lines = file.read(_SAMPLE_BYTES).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+    rows: list[list[str]] = []
+    with suppress(csv.Error):  # of a broken row, or of one that the sample cuts
+        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **form.reading)), _SAMPLE_ROWS))
+    return rows
+
+
+def _fitting(rows: Sequence[Sequence[str]], wanted: Wanted) -> int:
+    """How many of the first rows have the wanted fields."""
+    if names := wanted.form.column_names:
+        return sum(len(row) == len(names) for row in rows)
+    return len(rows) * _has_columns(rows[0] if rows else (), wanted)
+
+
+def _has_columns(header: Sequence[str], wanted: Wanted) -> bool:
+    """Whether a header has all required columns, by their own names or by usual ones."""
+    names = [name.strip() for name in header]
+    usual = usual_columns(names, wanted.required)
+    return all(name in names or role in usual for role, name in wanted.required.items())
+
+
+def _without_given_names(path: str, sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows) -> Wanted:
+    """What is wanted, without `--column_names` if the first row of the file has the required columns itself."""
+    if not wanted.form.column_names or not sample or not _has_columns(sample[0], wanted):
+        return wanted
     bad.remark(f"{path}: its first row has the column names, and --column_names is for files without.")
-    return replace(form, column_names=())
+    return replace(wanted, form=replace(wanted.form, column_names=()))
 
 
-def columns_of_header(
-    path: str,
-    header: Sequence[str],
-    sample: Sequence[Sequence[str]],
-    form: FileForm,
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    bad: BadRows,
-) -> dict[str, str]:
-    """Role -> column, as of `existing_columns`, with usual names for absent columns.
+def _picker(
+    path: str, header: Sequence[str], sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows
+) -> Callable[[Sequence[str | None]], Cells]:
+    """A function that takes the wanted cells out of a row, and None for a column that the file lacks.
 
     Args:
-        header: its column names, those of `form` included.
+        header: the column names, those of the form included.
         sample: the first few rows, that of the header included.
-        columns: as of `read_batches`, like `optional` and `bad`.
 
     Raises:
         UserError: a column is missing, the first row is no header, or the names or the delimiter do not fit the rows.
     """
-    most = max(map(len, sample), default=0)
+    form, columns = wanted.form, [*wanted.required.values()]
     shown = ", ".join(map(shortened, sample[0])) if sample else ""
-    is_single = most == 1 and form.delimiter != "auto"
-    if is_single and (form.column_names[1:] or not {*columns.values()} & {*header}):
+    is_single = max(map(len, sample), default=0) == 1 and form.delimiter != "auto"
+    if is_single and (form.column_names[1:] or not {*columns} & {*header}):
         raise UserError("one-column", "", path, delimiter=form.delimiter, columns=shown)
     if form.column_names and sample and len(sample[0]) != len(header):
         raise UserError("column-names-count", "", path, count=len(header), fields=len(sample[0]), columns=shown)
     try:
-        return existing_columns(path, header, columns, optional, bad)
+        names = existing_columns(path, header, wanted, bad)
     except UserError as error:
         is_missing = any(each.code == "column-missing" for each in error.problems)
         if form.column_names or not is_missing or not _looks_like_data(sample):
             raise
-        names = ",".join(_likely_names(sample, [*columns.values()]))
-        raise UserError("header-missing", "", path, columns=shown, names=names) from error
+        likely = ",".join(_likely_names(sample, columns))
+        raise UserError("header-missing", "", path, columns=shown, names=likely) from error
+    indices = [header.index(names[role]) if role in names else len(header) for role in wanted.roles]
+    take = itemgetter(*indices, len(header))  # with one more, to get a tuple for a single column too
+    return lambda fields: take([*fields, None])[:-1]
 
 
 def _looks_like_data(rows: Sequence[Sequence[str]]) -> bool:
@@ -99,30 +146,21 @@ _MANY_LINES = 100  # a stray quote may have joined the rows of more lines
 _WHOLE_ROWS = 2  # behind damaged lines, where reading starts again
 _AROUND = '\ufeff" \t'  # around a name in a repeated header, if that file has a byte order mark
 
-Cells = tuple[str | None, ...]
 Line = tuple[int, tuple[str, str]]  # its number, the line, and its first byte that is not UTF-8
 
 
-def delimited_rows(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, form: FileForm
-) -> Iterator[tuple[int, Cells]]:
-    """The first line of each row, and its cells of `columns`, then of `optional`.
+def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
+    """The first line of each row, and its cells of all wanted columns.
 
     Raises:
         UserError: the header lacks a column, or the form's column names do not fit.
     """
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
-    delimiter = delimiter_of(path, form, columns, bad)
-    sample = first_rows(path, delimiter, form)
-    form = without_given_names(path, sample, form, columns, bad)
-
-    def picker(header: Sequence[str]) -> Callable[[list[str]], Cells]:
-        names = columns_of_header(path, header, sample, form, columns, optional, bad)
-        return cells_of(header, [names.get(role) for role in (*columns, *optional)])
-
-    rows = _Rows(path, {"delimiter": delimiter, **form.reading})
-    header = list(form.column_names)
-    pick = picker(header) if header else tuple
+    delimiter, sample = _first_rows(path, wanted, bad)
+    wanted = _without_given_names(path, sample, wanted, bad)
+    rows = _Rows(path, {"delimiter": delimiter, **wanted.form.reading})
+    header = list(wanted.form.column_names)
+    pick = _picker(path, header, sample, wanted, bad) if header else tuple
     for fields in rows:
         if fields and len(fields) == len(header) and not rows.are_unusual and fields[-1].strip() != header[-1]:
             yield rows.start, pick(fields)
@@ -130,7 +168,7 @@ def delimited_rows(
             continue
         elif not header and rows.error is None and not rows.undecodable:
             header = [name.strip() for name in fields]
-            pick = picker(header)
+            pick = _picker(path, header, sample, wanted, bad)
         elif (fault := _fault(rows, fields, header)) is None:
             yield rows.start, pick(fields)
         elif header and not fault.hides_rows:
@@ -142,13 +180,6 @@ def delimited_rows(
         else:
             bad.stop(fault.line, fault.code, **fault.details)
             return
-
-
-def cells_of(header: Sequence[str], names: Sequence[str | None]) -> Callable[[Sequence[str | None]], Cells]:
-    """A function that takes the named cells out of a row with this header, and None for a name that is None."""
-    indices = [len(header) if name is None else header.index(name) for name in names]
-    take = itemgetter(*indices, len(header))  # with one more, to get a tuple for a single column too
-    return lambda fields: take([*fields, None])[:-1]
 
 
 class _Rows:
@@ -268,9 +299,7 @@ SHEET_EXTENSIONS = (".xlsx", ".ods")
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # Excel keeps a workbook with a password in such a file, and no zip
 
 
-def sheet_rows(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, form: FileForm
-) -> Iterator[tuple[int, Cells]]:
+def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
     """The number of each row that is not empty, as the spreadsheet shows it, and its cells as of `delimited_rows`.
 
     Memory holds the whole sheet.
@@ -293,15 +322,16 @@ def sheet_rows(
         sheet = book.get_sheet_by_index(0)
     texts = ((number, [_text(value) for value in row]) for number, row in enumerate(sheet.iter_rows(), 1))
     rows = ((number, row) for number, row in texts if any(row))
-    first = list(islice(rows, SAMPLE_ROWS))
+    first = list(islice(rows, _SAMPLE_ROWS))
     if not first:
         return
     sample = [[field or "" for field in row] for _, row in first]
-    form = without_given_names(path, sample, form, columns, bad)
-    header = list(form.column_names) or [name.strip() for name in sample[0]]
-    names = columns_of_header(path, header, sample, replace(form, delimiter="auto"), columns, optional, bad)
-    pick = cells_of(header, [names.get(role) for role in (*columns, *optional)])
-    for number, row in chain(first if form.column_names else first[1:], rows):
+    wanted = _without_given_names(path, sample, wanted, bad)
+    wanted = replace(wanted, form=replace(wanted.form, delimiter="auto"))
+    has_header = not wanted.form.column_names
+    header = [name.strip() for name in sample[0]] if has_header else list(wanted.form.column_names)
+    pick = _picker(path, header, sample, wanted, bad)
+    for number, row in chain(first[has_header:], rows):
         yield number, pick(row)
 
 

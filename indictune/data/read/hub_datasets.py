@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows, numbered_files
-from indictune.data.cache import content_digest, with_column
-from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
-from indictune.data.read.arrow_files import arrow_errors, names_by_value, with_names
-from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm
+from indictune.data.bad_rows import BadRows
+from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, text_batches
+from indictune.data.read.arrow_files import arrow_errors, with_class_names
+from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
-from indictune.data.read.read_files import CHUNK_ROWS, Record, read_batches, read_records
-from indictune.errors import Problems, UserError, problem
+from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles
+from indictune.errors import UserError
 from indictune.upstream import digest_of_split
 
 if TYPE_CHECKING:
@@ -30,26 +28,41 @@ _HARMLESS = ("name", "version", "description", "data_dir", "data_files", "featur
 
 
 @dataclass(frozen=True)
-class SplitFiles:
-    """A split of files, which we read.
+class HubSplit:
+    """A split that `datasets` reads; the same as `SplitFiles` in all that is public."""
 
-    `datasets` 5 changes what csv and json files hold. For csv files it calls pandas. Pandas takes the first field for
-    an index where rows have more fields than the header, and "NA" and "None" for missing texts. Where one json row of
-    thousands has a number or a list for a text, `datasets` writes all texts of the column as JSON, in quotes. It
-    writes 1e5 as 100000, and silently drops one of two equal keys.
+    rows: Dataset
+    files: tuple[str, ...] = ()
 
-    Attributes:
-        files: on this machine, at least one.
-        split: its name in a dataset.
-        class_names: column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
-    """
+    @property
+    def split(self) -> str:
+        """Its name in the dataset."""
+        return str(self.rows.split)
 
-    files: tuple[str, ...]
-    split: str = ""
-    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the content."""
+        return digest_of_split(self.rows)
+
+    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+        """The rows in the form of `read_batches`; class ids become the names that the dataset declares.
+
+        Raises:
+            UserError: there are no rows, a column is missing or holds neither text, numbers nor booleans.
+        """
+        present = existing_columns(self.split, self.rows.column_names, wanted)
+        stored = _arrow_batches(self.rows.select_columns(list(dict.fromkeys(present.values()))))
+        texts = text_batches(stored, present, wanted, self.split)
+        return with_class_names(texts, wanted.roles, _declared(self.rows.features), self.split, bad)
+
+    def records(self, bad: BadRows) -> Iterator[Record]:
+        """The rows in the form of `read_records`."""
+        check_schema(self.split, self.rows.features.arrow_schema)
+        with arrow_errors(self.split):
+            yield from numbered_rows(_arrow_batches(self.rows))
 
 
-SplitRows: TypeAlias = "Dataset | SplitFiles"
+SplitRows = SplitFiles | HubSplit
 
 
 def load_hub_dataset(name: str, config: str | None, is_read: bool = True) -> Mapping[str, SplitRows]:
@@ -74,7 +87,10 @@ def load_hub_dataset(name: str, config: str | None, is_read: bool = True) -> Map
         if not is_read:
             return {}
         of_files = builder.name in _EXTENSIONS
-        found = _splits_of_files(builder, name) if of_files else dict(datasets.load_dataset(name, config))
+        if of_files:
+            found = _splits_of_files(builder, name)
+        else:
+            found = {str(split): HubSplit(rows) for split, rows in datasets.load_dataset(name, config).items()}
     except datasets.exceptions.DatasetNotFoundError as error:
         raise UserError("dataset-missing", _FLAG, name) from error
     except (ConnectionError, HfHubHTTPError) as error:
@@ -94,23 +110,6 @@ def _with_train(name: str, splits: dict[str, SplitRows]) -> dict[str, SplitRows]
     if "train" not in splits:
         raise UserError("train-split-missing", _FLAG, name, splits=", ".join(map(str, splits)))
     return splits
-
-
-def declared_class_names(rows: SplitRows) -> Mapping[str, Sequence[str]]:
-    """Column -> names of the classes 0, 1, ... that the dataset declares."""
-    return rows.class_names if isinstance(rows, SplitFiles) else _declared(rows.features)
-
-
-def fingerprint_of(rows: SplitRows) -> str:
-    """Digest of the content of a split."""
-    if isinstance(rows, SplitFiles):
-        return repr([rows.class_names, *((file, content_digest(file)) for file in rows.files)])
-    return digest_of_split(rows)
-
-
-def split_name(split: str, rows: SplitRows) -> str:
-    """A split as messages name it: by its file, if it is one."""
-    return rows.files[0] if isinstance(rows, SplitFiles) and len(rows.files) == 1 else split
 
 
 def _splits_of_files(builder: DatasetBuilder, name: str) -> dict[str, SplitRows]:
@@ -157,81 +156,6 @@ def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
 
 def _is_of_dataset(file: str, name: str) -> bool:
     return file.startswith(f"hf://datasets/{name}@") and ".." not in PurePosixPath(file).parts
-
-
-def split_batches(
-    rows: SplitRows,
-    bad: BadRows,
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    lists: frozenset[str] = frozenset(),
-    form: FileForm = STANDARD,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a split in the form of `read_batches`; class ids become the names that the dataset declares.
-
-    Args:
-        bad: gets the rows that cannot be used, and the files of the split if it has several.
-        columns: as of `read_batches`, like `optional`. The test split of a dataset may lack the label.
-        optional: columns that may be missing.
-        lists: as of `read_batches`, like `form`.
-
-    Raises:
-        UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
-    """
-    if str(rows.split) == "test":
-        optional = {**optional, "label": columns["label"]}
-        columns = {role: name for role, name in columns.items() if role != "label"}
-    declared = declared_class_names(rows)
-    names = {role: declared[name] for role, name in {**optional, **columns}.items() if name in declared}
-    are_files = isinstance(rows, SplitFiles)
-    classes = {
-        role: names_by_value(of_role, str(rows.split), are_files) for role, of_role in names.items() if role != "text"
-    }
-    if isinstance(rows, SplitFiles):
-        batches = _batches_of_files(rows, bad, columns, optional, lists, form)
-    else:
-        present = existing_columns(str(rows.split), rows.column_names, columns, optional)
-        stored = _arrow_batches(rows.select_columns(list(dict.fromkeys(present.values()))))
-        batches = text_batches(stored, present, optional, str(rows.split), lists)
-    for batch in batches:
-        for role, known in classes.items():
-            batch = with_names(batch, role, known, bad)
-        yield batch
-
-
-def split_records(rows: SplitRows, bad: BadRows) -> Iterator[Record]:
-    """The rows of a split in the form of `read_records`; arguments as of `split_batches`.
-
-    Raises:
-        UserError: the split has no rows, or cannot be read.
-    """
-    if isinstance(rows, SplitFiles):
-        for file, offset in numbered_files(rows.files, bad):
-            for line, record in read_records(file, bad):
-                yield offset + line, record
-    else:
-        check_schema(str(rows.split), rows.features.arrow_schema)
-        with arrow_errors(str(rows.split)):
-            yield from numbered_rows(_arrow_batches(rows))
-
-
-def _batches_of_files(
-    rows: SplitFiles,
-    bad: BadRows,
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    lists: frozenset[str],
-    form: FileForm,
-) -> Iterator[pa.RecordBatch]:
-    problems = Problems()
-    for file, offset in numbered_files(rows.files, bad):
-        with problems.collecting():
-            for batch in read_batches(file, columns, optional, bad, lists, form):
-                yield with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
-    missing = [str(each.value) for each in problems if each.code == "column-missing"]
-    if missing and (others := {*rows.files} - {str(each.value) for each in problems}):
-        problems.append(problem("files-differ", value=missing[0], other=min(others)))
-    problems.raise_any()
 
 
 def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:

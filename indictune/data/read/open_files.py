@@ -1,14 +1,15 @@
-"""Find data files by name, pattern or folder, and open them, unpacked if need be."""
+"""Find data files by name, pattern or folder, open them, unpacked if need be, and decode their lines."""
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 import io
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -69,6 +70,26 @@ class _Limited(io.RawIOBase):
     def close(self) -> None:
         self._unpacked.close()
         super().close()
+
+
+def decoded_lines(path: str) -> Iterator[tuple[str, str]]:
+    """Lines with their ends, without a byte order mark, and the first byte that is not UTF-8, such as `0xff`, or "".
+
+    U+DC80 to U+DCFF stand for the bytes that are not UTF-8.
+    """
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            yield decoded(line, number)
+
+
+def decoded(line: bytes, number: int) -> tuple[str, str]:
+    """The text of a line and its first byte that is not UTF-8, as in `decoded_lines`; `number` counts from 1."""
+    if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
+    try:
+        return line.decode(), ""
+    except UnicodeDecodeError as error:
+        return line.decode(errors="surrogateescape"), f"0x{line[error.start]:02x}"
 
 
 # `save_to_disk` of `datasets` writes them to the folder of a split, and to that of several splits.

@@ -8,18 +8,20 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows
-from indictune.data.columns import existing_columns, joined_list, shortened, usual_columns
-from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records
-from indictune.data.read.delimited import SHEET_EXTENSIONS, delimited_rows, sheet_rows
-from indictune.data.read.file_form import DELIMITERS, STANDARD, FileForm, decoded_lines
-from indictune.data.read.open_files import kind_of_file, opened
-from indictune.errors import UserError
+from indictune.data.bad_rows import BadRows, numbered_files
+from indictune.data.cache import content_digest, with_column
+from indictune.data.columns import STANDARD, Wanted, existing_columns, joined_list, shortened, usual_columns
+from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
+from indictune.data.read.delimited import DELIMITERS, SHEET_EXTENSIONS, delimited_rows, sheet_rows
+from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
+from indictune.errors import Problems, UserError, problem
 
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
@@ -120,20 +122,13 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         raise UserError("json-list-missing", value=path)
 
 
-def record_rows(
-    path: str,
-    records: Iterator[tuple[int, object]],
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    bad: BadRows,
-    lists: frozenset[str] = frozenset(),
-) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """The wanted values of JSON objects, with their lines; arguments as of `read_batches`.
+def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wanted, bad: BadRows) -> Iterator[Row]:
+    """The wanted values of JSON objects, with their lines.
 
     A key that an object lacks is null, if another object has it. The first object decides which keys stand for absent
     ones by their usual names.
     """
-    roles = {**columns, **optional}
+    roles = wanted.roles
     guessed: dict[str, str] | None = None
     present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
@@ -144,7 +139,9 @@ def record_rows(
             guessed = usual_columns(list(record), roles)
             roles |= guessed
         present.update(dict.fromkeys(record))
-        values = [joined_list(record.get(name)) if role in lists else record.get(name) for role, name in roles.items()]
+        values = [
+            joined_list(record.get(name)) if role in wanted.lists else record.get(name) for role, name in roles.items()
+        ]
         nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
         if nested:
             held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
@@ -153,7 +150,7 @@ def record_rows(
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
-            found = existing_columns(path, list(present), columns, optional, bad)
+            found = existing_columns(path, list(present), wanted, bad)
             for role in (guessed or {}).keys() - {role for role in found if found[role] == roles[role]}:
                 raise UserError("columns-unclear", value=path, column=found[role], other=roles[role], role=role)
 
@@ -233,15 +230,8 @@ Row = tuple[int, tuple[str | None, ...]]
 Record = tuple[int, dict[str, object]]
 
 
-def read_batches(
-    path: str,
-    columns: Mapping[str, str],
-    optional: Mapping[str, str],
-    bad: BadRows,
-    lists: frozenset[str] = frozenset(),
-    form: FileForm = STANDARD,
-) -> Iterator[pa.RecordBatch]:
-    """Read the named columns of a file, some thousand rows at a time. A file with `.gz` or `.zst` is unpacked.
+def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    """Read the wanted columns of a file, some thousand rows at a time. A file with `.gz` or `.zst` is unpacked.
 
     csv and tsv: one header line, quotes doubled inside quotes, as pandas and spreadsheets write them. jsonl: one
     object a line. json: the same, or a list of objects, an object with such a list as `data`, or the columns as pandas
@@ -249,12 +239,7 @@ def read_batches(
     arrive as the text they are written as. parquet and arrow: class ids become the names that the file declares.
     xlsx and ods: the first sheet.
 
-    Args:
-        columns: role ("text", "label", "language") -> name of a column that the file must have.
-        optional: the same for columns that may be missing; their cells are then null.
-        bad: gets the rows that cannot be read.
-        lists: roles of columns that may hold lists, which are joined as `a|b`.
-        form: of csv and tsv files, and sheets.
+    `bad` gets the rows that cannot be read.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
@@ -264,18 +249,18 @@ def read_batches(
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, EXTENSIONS)
-    if extension in RECORD_EXTENSIONS and form != STANDARD:
+    if extension in RECORD_EXTENSIONS and wanted.form != STANDARD:
         bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
     if extension in ARROW_EXTENSIONS:
-        batches = arrow_batches(path, columns, optional, bad, lists, CHUNK_ROWS)
+        batches = arrow_batches(path, wanted, bad, CHUNK_ROWS)
     elif extension in DELIMITERS:
-        batches = _batches(delimited_rows(path, columns, optional, bad, form), columns, optional)
+        batches = _batches(delimited_rows(path, wanted, bad), wanted)
     elif extension in SHEET_EXTENSIONS:
-        batches = _batches(sheet_rows(path, columns, optional, bad, form), columns, optional)
+        batches = _batches(sheet_rows(path, wanted, bad), wanted)
     else:
         values = json_by_columns(path, bad) if extension == ".json" else None
-        rows = record_rows(path, values or _json_values(path, extension, bad), columns, optional, bad, lists)
-        batches = _batches(rows, columns, optional)
+        records = values or _json_values(path, extension, bad)
+        batches = _batches(_record_rows(path, records, wanted, bad), wanted)
     yield from _checked(path, batches, bad)
 
 
@@ -338,9 +323,58 @@ def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[tuple[int,
     return decoded_json_lines(path, bad) if has_lines else json_elements(path, bad)
 
 
-def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    names = [*columns, *optional]
+def _batches(rows: Iterator[Row], wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    names = list(wanted.roles)
     while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
         arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
         lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """A split of files, which we read.
+
+    `datasets` 5 changes what csv and json files hold. For csv files it calls pandas. Pandas takes the first field for
+    an index where rows have more fields than the header, and "NA" and "None" for missing texts. Where one json row of
+    thousands has a number or a list for a text, `datasets` writes all texts of the column as JSON, in quotes. It
+    writes 1e5 as 100000, and silently drops one of two equal keys.
+
+    Attributes:
+        files: on this machine, at least one.
+        split: its name in a dataset.
+        class_names: column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
+    """
+
+    files: tuple[str, ...]
+    split: str = ""
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the content."""
+        return repr([self.class_names, *((file, content_digest(file)) for file in self.files)])
+
+    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+        """The rows of all files in the form of `read_batches`; class ids become names."""
+        rows = self._batches(wanted, bad)
+        if not self.class_names:
+            return rows
+        return with_class_names(rows, wanted.roles, self.class_names, self.split, bad, may_be_names=True)
+
+    def records(self, bad: BadRows) -> Iterator[Record]:
+        """The rows of all files in the form of `read_records`."""
+        for file, offset in numbered_files(self.files, bad):
+            for line, record in read_records(file, bad):
+                yield offset + line, record
+
+    def _batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+        problems = Problems()
+        for file, offset in numbered_files(self.files, bad):
+            with problems.collecting():
+                for batch in read_batches(file, wanted, bad):
+                    yield with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
+        missing = [str(each.value) for each in problems if each.code == "column-missing"]
+        if missing and (others := {*self.files} - {str(each.value) for each in problems}):
+            problems.append(problem("files-differ", value=missing[0], other=min(others)))
+        problems.raise_any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from itertools import islice
@@ -20,18 +20,11 @@ from indictune.config.arguments import DataArguments, SourceArguments
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.cache import with_column
-from indictune.data.columns import shortened
+from indictune.data.columns import shortened, wanted_columns
 from indictune.data.labels import MULTI_LABEL, look_like_lists
-from indictune.data.read.file_form import form_of
-from indictune.data.read.hub_datasets import (
-    SplitFiles,
-    SplitRows,
-    fingerprint_of,
-    load_hub_dataset,
-    split_batches,
-    split_name,
-)
+from indictune.data.read.hub_datasets import SplitRows, load_hub_dataset
 from indictune.data.read.open_files import files_named
+from indictune.data.read.read_files import SplitFiles
 from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
@@ -76,7 +69,10 @@ def entries_of(words: Sequence[str]) -> tuple[TrainFiles, ...]:
 
 
 def _entry(word: str) -> TrainFiles:
-    given = _keys(word) if word.lstrip().startswith("{") else {"path": word}
+    try:
+        given = dict(json.loads(word)) if word.lstrip().startswith("{") else {"path": word}
+    except ValueError as error:
+        raise UserError("train-files-entry", FLAG, word) from error
     path, weight, language = given.get("path"), given.get("weight", 1), given.get("language")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
     named = [isinstance(path, str) and path, is_number, language is None or (isinstance(language, str) and language)]
@@ -86,13 +82,6 @@ def _entry(word: str) -> TrainFiles:
     return TrainFiles(path, float(weight), language, files_named(path, "train")[1])
 
 
-def _keys(word: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(word))
-    except ValueError as error:
-        raise UserError("train-files-entry", FLAG, word) from error
-
-
 def entry_numbers(lines: pa.ChunkedArray, entries: Sequence[TrainFiles]) -> np.ndarray:
     """The number of each row's entry, int64 [rows], from the `line` of a `StoredRows`."""
     by_file = np.repeat(np.arange(len(entries)), [len(entry.files) for entry in entries])
@@ -100,14 +89,14 @@ def entry_numbers(lines: pa.ChunkedArray, entries: Sequence[TrainFiles]) -> np.n
     return cast(np.ndarray, by_file[file])
 
 
-def with_languages(
-    items: Callable[..., Iterator[Item]], entries: Sequence[TrainFiles]
-) -> Callable[..., Iterator[Item]]:
+def _with_languages(
+    items: Callable[[BadRows], Iterator[Item]], entries: Sequence[TrainFiles]
+) -> Callable[[BadRows], Iterator[Item]]:
     """The same reader; rows without a language get that of their entry."""
     languages = [entry.language for entry in entries for _ in entry.files]
 
-    def read(*args: Any) -> Iterator[Item]:
-        for item in items(*args):
+    def read(bad: BadRows) -> Iterator[Item]:
+        for item in items(bad):
             yield cast(Item, _batch(item, languages) if isinstance(item, pa.RecordBatch) else _record(item, languages))
 
     return read if any(languages) else items
@@ -152,23 +141,17 @@ class Source(Generic[Item]):
     origin: str
     read: Callable[[BadRows], Iterator[Item]]
     fingerprint: str
-    may_lack_labels: bool
+    may_lack_labels: bool = False
     entries: tuple[TrainFiles, ...] = ()
 
 
-def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
-    """The required columns of a file and the optional ones, each as role -> column name."""
-    columns = {"text": args.text_column, "label": args.label_column}
-    if args.language_column is not None:
-        return columns | {"language": args.language_column}, {}
-    return columns, {"language": "language"}
-
-
 def text_reader(args: TextArguments, problem_type: str | None) -> Read[pa.RecordBatch]:
-    """Read labelled texts; only a row of several labels may hold a list of them."""
-    columns, optional = columns_of(args)
-    lists = frozenset({"label"} if problem_type == MULTI_LABEL else ())
-    return partial(split_batches, columns=columns, optional=optional, lists=lists, form=form_of(args))
+    """Read labelled texts. Only rows of several labels may hold lists. The test split of a dataset may lack labels."""
+    wanted = wanted_columns(args, *(["label"] if problem_type == MULTI_LABEL else []))
+    required, label = dict(wanted.required), {"label": wanted.required["label"]}
+    del required["label"]
+    of_test = replace(wanted, required=required, optional={**wanted.optional, **label})
+    return lambda rows, bad: rows.batches(of_test if rows.split == "test" else wanted, bad)
 
 
 def text_sources(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
@@ -198,15 +181,21 @@ def sources_by_split(
     """
     sources: dict[str, Source[Item]] = {}
     name = args.dataset_name
+    origin = f"--dataset_name {name}"
     if name == builtin:
         files = builtin_files(builtin)
-        sources = {split: file_source(file, _origin(name), read) for split, file in files.items()}
+        sources = {split: file_source(file, origin, read) for split, file in files.items()}
     elif name is not None:
         with problems.collecting():
             if name.startswith(BUILTIN_PREFIX):
                 raise UserError("no-such-name", "--dataset_name", name, kind="built-in dataset", known=builtin)
-            found = _used_splits(name, args.dataset_config_name, is_read=not problems)
-            sources = {split: _source(f"{name}/{split}", _origin(name), rows, read) for split, rows in found.items()}
+            found = load_hub_dataset(name, args.dataset_config_name, is_read=not problems)
+            if unused := [shortened(split) for split in found if split not in SPLITS]:
+                logger.warning("%s: ignoring its rows of %s.", origin, ", ".join(unused))
+            for split in (split for split in SPLITS if split in found):
+                rows, is_test = found[split], split == "test"
+                shown = rows.files[0] if len(rows.files) == 1 else f"{name}/{split}"
+                sources[split] = Source(shown, origin, partial(read, rows), rows.fingerprint, is_test)
     if args.train_files:
         with problems.collecting():
             sources["train"] = _weighted_source(args.train_files, read)
@@ -232,7 +221,7 @@ def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split
     with attributed_to(origin):
         name, files = files_named(named, split)
     rows = SplitFiles(files)
-    return Source(name, origin, partial(read, rows), fingerprint_of(rows), may_lack_labels=False)
+    return Source(name, origin, partial(read, rows), rows.fingerprint)
 
 
 def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
@@ -240,24 +229,8 @@ def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
         entries = entries_of(words)
     rows = SplitFiles(tuple(file for entry in entries for file in entry.files))
     name = entries[0].path + (f" and {len(entries) - 1} more" if entries[1:] else "")
-    fingerprint = f"{fingerprint_of(rows)} {entries}"
-    return Source(name, FLAG, with_languages(partial(read, rows), entries), fingerprint, False, entries)
-
-
-def _source(name: str, origin: str, rows: SplitRows, read: Read[Item]) -> Source[Item]:
-    return Source(split_name(name, rows), origin, partial(read, rows), fingerprint_of(rows), str(rows.split) == "test")
-
-
-def _origin(name: str) -> str:
-    return f"--dataset_name {name}"
-
-
-def _used_splits(name: str, config: str | None, is_read: bool) -> dict[str, SplitRows]:
-    """The splits of a dataset that a run reads; a warning names the others."""
-    found = load_hub_dataset(name, config, is_read)
-    if unused := [shortened(split) for split in found if split not in SPLITS]:
-        logger.warning("%s: ignoring its rows of %s.", _origin(name), ", ".join(unused))
-    return {split: found[split] for split in SPLITS if split in found}
+    languages = _with_languages(partial(read, rows), entries)
+    return Source(name, FLAG, languages, f"{rows.fingerprint} {entries}", entries=entries)
 
 
 def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:
