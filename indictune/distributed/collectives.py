@@ -81,8 +81,6 @@ _PARTIAL = ".given-"  # prefix of a file that is being received
 
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in an existing folder. All ranks must call it."""
-    if args.world_size == 1:
-        return True
     mark = folder / f".seen-{gather_from_all(uuid.uuid4().hex)[0]}"
     if args.process_index == 0:
         mark.touch()
@@ -116,9 +114,7 @@ def rank_0_alone_saves(args: TrainingArguments) -> Iterator[None]:
 
 
 def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
-    """A group of the first rank of every disk; None if there is one disk. All ranks must call it."""
-    if not args.save_on_each_node:
-        return None
+    """A group of the first rank of every disk, if there are several. All ranks must call it."""
     return group_of(sorted(set(gather_from_all(disk_of(args)))), args)
 
 

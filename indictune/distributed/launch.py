@@ -279,7 +279,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         strategy = "tp" if axes.tensor == world_size else "ddp_tp"
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
-    _check_launcher(environ, strategy, config or {}, axes)
+    _check_launcher(environ, strategy, config, axes)
     sizes = world_size, on_node, rank_of(environ)
     return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source, axes=axes)
 
@@ -348,7 +348,9 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
+def _check_launcher(
+    environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any] | None, axes: Axes
+) -> None:
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
     if starts_one_of_several(environ) and is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
@@ -356,7 +358,8 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    keys = [*unsupported_fsdp_keys(environ), *zero.unsupported_deepspeed_keys(deepspeed)]
+    keys = unsupported_fsdp_keys(environ)
+    keys += [] if deepspeed is None else zero.unsupported_deepspeed_keys(deepspeed)
     if axes.context > 1 and not strategy.startswith("fsdp2_cp"):
         keys.append(f"parallelism_config_cp_size: {axes.context} with {strategy}")
     if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):

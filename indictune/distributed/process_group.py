@@ -209,7 +209,8 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
         Training arguments that the CPU fallback and the strategy file need.
     """
     from_file = strategy.hide_file_values(launch, environ)
-    set_default_timeout(timedelta(seconds=timeout_s))
+    if launch.world_size > 1:
+        set_default_timeout(timedelta(seconds=timeout_s))
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import zero
 

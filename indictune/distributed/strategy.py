@@ -23,7 +23,7 @@ from indictune.distributed.launch import (
     use_fsdp_2,
 )
 from indictune.distributed.upstream import bitsandbytes_optimizers
-from indictune.distributed.zero import FileValue, leaves_bad_steps_out
+from indictune.distributed.zero import FileValue
 from indictune.errors import Problem, problem
 
 Data = TypeVar("Data", bound=RowArguments)
@@ -94,7 +94,8 @@ def ignored_values(plan: AnyPlan) -> list[str]:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
     if engine_of(plan.launch.strategy) == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
         found.append(("zero3_save_16bit_model", False, zero.IS_SAVED_WHOLE))
-    found += zero.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
+    if plan.launch.deepspeed is not None:
+        found += zero.unusable(plan.launch.deepspeed, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
     return [f"Ignoring values of the strategy file: {shown}."] if found else []
 
@@ -124,7 +125,8 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
     yield from _values_of_accelerate(plan.environ)
-    yield from zero.values_in(plan.launch.deepspeed or {})
+    if plan.launch.deepspeed is not None:
+        yield from zero.values_in(plan.launch.deepspeed)
 
 
 def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
@@ -240,6 +242,16 @@ def check_bad_steps(plan: AnyPlan) -> list[Problem]:
     if asked in ("stop", *leaves_bad_steps_out(plan.launch.strategy)):
         return []
     return [problem("skip-under-deepspeed", "--on_nonfinite", asked)]
+
+
+def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
+    """The values of `--on_nonfinite` by which a strategy leaves out bad steps.
+
+    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite. See
+    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py` (0.19.8). Under bf16, ZeRO-1 and ZeRO-2 do not skip it if
+    `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
+    """
+    return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
 
 
 def forget_pages(optimizer: object) -> None:

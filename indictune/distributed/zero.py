@@ -187,16 +187,6 @@ def _values(name: str, value: Any) -> dict[str, Any]:
     return {key: inner for part, each in value.items() for key, inner in _values(f"{name}.{part}", each).items()}
 
 
-def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
-    """The values of `--on_nonfinite` by which a strategy leaves out bad steps.
-
-    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite. See
-    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py` (0.19.8). Under bf16, ZeRO-1 and ZeRO-2 do not skip it if
-    `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
-    """
-    return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
-
-
 def _own_type(config: Mapping[str, Any], block: str) -> str | None:
     """The value of a flag for the optimizer or the schedule of a file; None if there is none."""
     return _TYPES_OF_BLOCKS[block].get(str(_look_up(config, f"{block}.type")).lower())

@@ -23,7 +23,6 @@ CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-COUNTS = Path("/proc/vmstat")
 
 
 def free_and_capacity() -> tuple[int, int]:
@@ -38,16 +37,6 @@ def free_and_capacity() -> tuple[int, int]:
     if most != resource.RLIM_INFINITY:
         found.append((max(0, most - psutil.Process().memory_info().vms), most))
     return min(found)
-
-
-def killed_processes() -> int:
-    """How many processes Linux has killed for lack of memory since it started, those of control groups included."""
-    with suppress(OSError):
-        for line in COUNTS.read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0
 
 
 DEFAULT_GPU = "a100"  # whose rates count where no GPU is named

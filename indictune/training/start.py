@@ -293,15 +293,16 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
     """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
-    args.save_on_each_node = not collectives.disk_is_shared(output_dir, args)
+    args.save_on_each_node = args.world_size > 1 and not collectives.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
         run.lock_folder()  # on the disk of a node without rank 0
     if args.should_save:
         store.remove_leftovers(output_dir)
-    collectives.barrier()
+    if args.world_size > 1:
+        collectives.barrier()
     asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
-    disks_group = collectives.group_of_disks(args)
+    disks_group = collectives.group_of_disks(args) if args.save_on_each_node else None
     if args.snapshot_steps:
         from indictune.checkpoint import snapshots
 
