@@ -18,7 +18,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback, strategy
-from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.distributed.upstream import set_default_timeout
 from indictune.errors import UserError
@@ -114,7 +113,7 @@ def choose_world(
     if not most_restarts(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
     sizes = ((size, _data_size(environ, size, deepspeed)) for size in range(started, 0, -1))
-    used = next((size for size, data in sizes if data and micro_batches_of_step(rows, rows_at_once, data)), started)
+    used = next((size for size, data in sizes if data and rows % (rows_at_once * data) == 0), started)
     first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
     here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
     environ.update(WORLD_SIZE=str(used), LOCAL_WORLD_SIZE=str(here))

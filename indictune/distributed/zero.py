@@ -29,8 +29,6 @@ OVERLAP = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-# DeepSpeed needs a size of the batch, and clips nothing if it is not told.
-_ALWAYS = tuple(key for key in OVERLAP if "." not in key)
 _BETAS = "optimizer.params.betas"
 _TYPES = {"bf16.enabled": ("bf16", "fp16"), "fp16.enabled": ("fp16", "bf16")}
 _SUMS = "communication_data_type"
@@ -62,14 +60,15 @@ _NEEDED = {
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 # Values of stage 3 for which transformers finds a number if they are "auto". DeepSpeed (0.19.8) takes both names.
-_SIZES_OF_STAGE_3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-_OF_STAGE_3 = {each.removeprefix("stage3_"): each for each in _SIZES_OF_STAGE_3} | dict.fromkeys(_GATHERS, _GATHER)
+_SIZES_OF_STAGE_3 = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+}
+_OF_STAGE_3 = _SIZES_OF_STAGE_3 | dict.fromkeys(_GATHERS, _GATHER)
 IS_SAVED_WHOLE = "the model is saved whole"
 # Keys of which transformers (5.23, `HfTrainerDeepSpeedConfig`) finds the value if it is "auto".
-_FILLED = (
-    *(*OVERLAP, *_TYPES, _SUMS, "zero_optimization.reduce_bucket_size"),
-    *(f"zero_optimization.{name}" for each in _SIZES_OF_STAGE_3 for name in (each, each.removeprefix("stage3_"))),
-)
+_FILLED = {*OVERLAP, *_TYPES, _SUMS}
+_FILLED_OF_ZERO = {"reduce_bucket_size", *_SIZES_OF_STAGE_3, *_SIZES_OF_STAGE_3.values()}
 
 # Other keys that change the steps and are not in a checkpoint's states.
 _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
@@ -148,7 +147,8 @@ def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     found = [(key, _look_up(config, key)) for key in refused]
     split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in refused[key]]
     open_ends = [key for name in config for key, value in _values(name, config[name]).items() if value == "auto"]
-    return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
+    filled = _FILLED | {f"zero_optimization.{name}" for name in _FILLED_OF_ZERO}
+    return split + [f"{key}: auto" for key in open_ends if key not in filled and key.partition(".")[0] not in _BLOCKS]
 
 
 def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,8 @@ def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     The Trainer makes optimizer and schedule, and compiles. The saved model is whole.
     """
     changed = {key: value for key, value in copy.deepcopy(dict(config)).items() if key not in _BLOCKS}
-    changed |= dict.fromkeys(_ALWAYS, "auto")
+    # DeepSpeed needs a size of the batch, and clips nothing if it is not told.
+    changed |= {key: "auto" for key in OVERLAP if "." not in key}
     for key in _TYPES:
         name, _, enabled = key.partition(".")
         block = changed.get(name)
