@@ -30,7 +30,7 @@ from indictune.errors import Problem, problem
 from indictune.progress import OWN_PROGRESS
 
 _SHOWN = 60  # characters of a value
-_ABSENT = "none"
+ABSENT = "none"
 # Of accelerate's launcher (1.15): what its file says. Paths may differ between nodes.
 _OF_STRATEGY_FILES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 _OF_ONE_NODE = {"ACCELERATE_DEEPSPEED_CONFIG_FILE"}
@@ -73,7 +73,7 @@ def differences_to_rank_0(
 ) -> list[RankDifference]:
     """Where the `short_values` of a rank are not those of rank 0. A value may be missing on one of them."""
     names = sorted({*own, *expected})
-    both = [(name, own.get(name, _ABSENT), expected.get(name, _ABSENT)) for name in names]
+    both = [(name, own.get(name, ABSENT), expected.get(name, ABSENT)) for name in names]
     return [RankDifference(rank, of_host, *each) for each in both if each[1] != each[2]]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from indictune.errors import Problem
 
@@ -78,8 +78,3 @@ def named_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 def exit_code(lines: Iterable[Outcome]) -> int:
     """1 if a check failed, else 0."""
     return int(any(line.status == "fail" for line in lines))
-
-
-def lines_as_json(lines: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """The lines with all their fields."""
-    return [asdict(line) for line in lines]

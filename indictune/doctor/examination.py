@@ -156,18 +156,15 @@ def _between_ranks(
     for each in rank_checks.COLLECTIVES:
         if all(right[each.name]):
             slowest_s = max(rank[f"{each.name} s"] for rank in of_ranks)
-            rate = rank_checks.bus_bandwidth(each, 4.0 * len(base), ranks, slowest_s)
+            rate = each.share(ranks) * 4.0 * len(base) / slowest_s
             found.append(rank_checks.bandwidth_line(each.name, rate, links, hosts))
     found += rank_checks.rank_lines([each["compute"] for each in of_ranks], hosts)
     found += rank_checks.link_lines([each["links"] for each in of_ranks], hosts)
-    return found + _disks(of_ranks, hosts)
-
-
-def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
-    if len(set(hosts)) == 1 or "shared" not in of_ranks[0]:
-        return []
-    own_disks = "each node has its own disk, and keeps a copy"
-    return [Outcome("shared disk", "ok", "all nodes see the same files" if of_ranks[0]["shared"] else own_disks)]
+    if len(set(hosts)) > 1 and "shared" in of_ranks[0]:
+        is_shared = of_ranks[0]["shared"]
+        text = "all nodes see the same files" if is_shared else "each node has its own disk, and keeps a copy"
+        found.append(Outcome("shared disk", "ok", text))
+    return found
 
 
 def _launch_line(launch: Launch, args: TrainingArguments) -> Outcome:
@@ -194,17 +191,11 @@ _NUMBERS = 1 << 16  # float32 numbers of a rank
 
 
 def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
-    """What the user is warned of; nothing for one process. All ranks must call it, and all get the same.
-
-    Args:
-        plan: of the run. Its folder exists.
-        args: of this rank, once the process group is up.
+    """What the user is warned of, once the process group is up. All ranks must call it, and all get the same.
 
     Raises:
         UserError: a collective gives a wrong result.
     """
-    if args.world_size == 1:
-        return []
     base = rank_checks.known_numbers(_NUMBERS, args.device)
     right = {each.name: rank_checks.is_right(each, base) for each in rank_checks.COLLECTIVES}
     own = [

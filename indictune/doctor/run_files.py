@@ -43,12 +43,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def disk_line(plan: AnyPlan, timed: bool) -> Outcome:
-    """Whether the checkpoints of a run fit, and how fast they are written.
-
-    Args:
-        plan: of the run.
-        timed: whether to write something.
-    """
+    """Whether the checkpoints of a run fit, and, if `timed`, how fast a disk writes them."""
     folder = nearest_folder(plan.output_dir)
     meta = meta_of(plan) if plan.training.save_strategy != "no" else None
     size = 0 if meta is None else checkpoint_of_node(plan, meta)
@@ -144,11 +139,7 @@ def _add_file(digest: Any, path: Path) -> int:
 
 
 def hub_line(repository: str | None) -> Outcome:
-    """Whether a push can succeed.
-
-    Args:
-        repository: where the run pushes to, with or without a namespace; None if it does not push.
-    """
+    """Whether a push to a repository, with or without a namespace, can succeed; None if the run does not push."""
     if repository is None:
         return Outcome(_HUB, "ok", "not asked: the run does not push")
     if constants.HF_HUB_OFFLINE:
