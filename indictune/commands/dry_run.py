@@ -19,7 +19,7 @@ from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
 from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.planning.machine_failures import killed_for_memory
-from indictune.planning.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens
 from indictune.planning.rank_weights import ModelWeights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
@@ -49,12 +49,14 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     assert plan.model_config is not None
     active_rows = count_active_rows(plan, tokens.datasets, rows.tokenizer)
     meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
-    counts = replace(meta.counts, total=meta.counts.total + ModelWeights(meta).unused)
+    weights = ModelWeights(meta)
+    counts = replace(meta.counts, total=meta.counts.total + weights.unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
+    memory = RankMemory(plan, weights).at(longest, plan.training.gradient_accumulation_steps)
     for note in [*strategy.notes_on_file(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
-    parts.append(memory_table(estimate_memory(plan, meta, longest), longest))
+    parts.append(memory_table(memory, longest))
     print(printable("\n".join([*filter(None, (tokens.summary,)), *parts])))
     print("Nothing was trained or written. Leave out --dry_run to start.")
     return 0

@@ -26,23 +26,17 @@ from indictune.models.load import stored_quantisation
 from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import Memory, NodeMemory, RankMemory, WrittenBytes, node_memory, written_bytes
 from indictune.planning.rank_weights import ModelWeights
-from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, model_flops_of_step
+from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, flops_of_step
 from indictune.versions import strategies
 
 
 @dataclass(frozen=True)
 class MicroBatchSize:
-    """What a process computes at once.
-
-    Attributes:
-        rows: of it.
-        tokens: at most, of one process.
-        count: of a step.
-    """
+    """What a process computes at once."""
 
     rows: int
-    tokens: int
-    count: int
+    tokens: int  # at most, of one process
+    count: int  # of a step
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,7 @@ class _Search:
         node = node_memory(memory, machine.of_node)
         fits = needed.total_bytes <= machine.usable_bytes
         fits &= not machine.host_bytes or node.needed <= machine.host_bytes
-        flops = model_flops_of_step(plan, self.weights, self.lengths)
+        flops = flops_of_step(plan, self.weights, self.lengths, recomputes=False)
         return Candidate(
             *(name, plan.launch, plan.model.method),
             micro_batch=batch,
@@ -227,21 +221,14 @@ def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) 
     if rest:
         return []
     parts = plan.launch.axes.context
-    if plan.training.max_tokens_per_device is not None:
-        return [_of_tokens(rows, lengths, each, parts) for each in _limits(rows, lengths, parts, asked)]
-    sizes = [each for each in range(1, rows + 1) if rows % each == 0 and asked in (None, each)]
-    return [MicroBatchSize(each, math.ceil(each * lengths.longest / parts), rows // each) for each in sizes]
-
-
-def _limits(rows: int, lengths: RowLengths, parts: int, asked: int | None) -> list[int]:
-    """Values of `--max_tokens_per_device`: the longest row's, doubled until one micro-batch takes all rows."""
-    if asked is not None:
-        return [asked]
-    least = math.ceil(lengths.longest / parts)
+    if plan.training.max_tokens_per_device is None:
+        sizes = [each for each in range(1, rows + 1) if rows % each == 0 and asked in (None, each)]
+        return [MicroBatchSize(each, math.ceil(each * lengths.longest / parts), rows // each) for each in sizes]
+    # The limit of the longest row, doubled until one micro-batch takes all rows.
     doublings = max(0, math.ceil(math.log2(max(1.0, rows * lengths.mean / lengths.longest))))
-    return [least * 2**power for power in range(doublings + 1)]
-
-
-def _of_tokens(rows: int, lengths: RowLengths, limit: int, parts: int) -> MicroBatchSize:
-    count = min(rows, math.ceil(rows * lengths.mean / (limit * parts)))
-    return MicroBatchSize(math.ceil(rows / count), limit, count)
+    limits = [math.ceil(lengths.longest / parts) * 2**power for power in range(doublings + 1)]
+    found = []
+    for limit in limits if asked is None else [asked]:
+        count = min(rows, math.ceil(rows * lengths.mean / (limit * parts)))
+        found.append(MicroBatchSize(math.ceil(rows / count), limit, count))
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -165,9 +164,9 @@ def asked_machine(args: MachineArguments) -> Machine:
     """
     problems, gpus = Problems(), known_gpus()
     gpu = (args.gpu or DEFAULT_GPU).lower()
-    memory = problems.attempt(_asked_bytes, "--gpu_memory", args.gpu_memory)
-    host = problems.attempt(_asked_bytes, "--host_memory", args.host_memory)
-    between = problems.attempt(_asked_rate, args.internode)
+    memory = problems.attempt(_asked_size, "plan-memory", "--gpu_memory", args.gpu_memory)
+    host = problems.attempt(_asked_size, "plan-memory", "--host_memory", args.host_memory)
+    between = problems.attempt(_asked_size, "plan-internode", "--internode", args.internode)
     if gpu not in gpus:
         problems.append(problem("plan-unknown-gpu", "--gpu", gpu, known=", ".join(gpus)))
     link = problems.attempt(_asked_link, args.interconnect, gpu if gpu in gpus else DEFAULT_GPU)
@@ -186,13 +185,9 @@ def link_name(args: MachineArguments) -> str:
 
 
 def this_machine(processes: int, gpus: int) -> Machine:
-    """The machine of this process, with its CPU memory.
+    """The machine of this process, with its CPU memory, which processes without GPUs share.
 
     A GPU that no data sheet is known of has the rates of an A100, and a process on a CPU those that are assumed.
-
-    Args:
-        processes: that a run starts.
-        gpus: that it sees; 0 trains on the CPU, whose processes share its memory.
     """
     free, capacity = free_and_capacity()
     if gpus:
@@ -205,27 +200,17 @@ def this_machine(processes: int, gpus: int) -> Machine:
     return Machine(processes, processes, free / processes, flops, flops, link, link)
 
 
-def _asked_bytes(flag: str, text: str | None) -> float | None:
-    size = None if text is None else _number_of(text.lower(), _BYTES)
-    if text is not None and size is None:
-        raise UserError("plan-memory", flag, text)
-    return size
-
-
-def _asked_rate(text: str | None) -> float | None:
-    """Bytes a second of a rate in bits or bytes."""
-    rate = None if text is None else _number_of(re.sub(r"(/s|ps|it|it/s)$", "", text), _BYTES_A_SECOND)
-    if text is not None and rate is None:
-        raise UserError("plan-internode", "--internode", text)
-    return rate
-
-
-def _number_of(text: str, units: Mapping[str, float]) -> float | None:
-    """A number above 0 with a unit; None for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
-    if found is None or found[2] not in units:
+def _asked_size(code: str, flag: str, text: str | None) -> float | None:
+    """Bytes, or bytes a second of a rate in bits or bytes: a number above 0 with a unit."""
+    if text is None:
         return None
-    return float(found[1]) * units[found[2]] or None
+    is_rate = code == "plan-internode"
+    units, plain = (_BYTES_A_SECOND, re.sub(r"(/s|ps|it|it/s)$", "", text)) if is_rate else (_BYTES, text.lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", plain)
+    size = float(found[1]) * units.get(found[2], 0.0) if found else 0.0
+    if not size:
+        raise UserError(code, flag, text)
+    return size
 
 
 def _asked_link(asked: str | None, gpu: str) -> str | None:

@@ -38,11 +38,6 @@ class Kept:
     optimizer_states: float
     host: float = 0.0
 
-    @property
-    def on_device(self) -> float:
-        """Bytes of the three on the device."""
-        return self.parameters + self.gradients + self.optimizer_states
-
 
 @dataclass(frozen=True)
 class Types:
@@ -81,9 +76,9 @@ def types_of(plan: AnyPlan) -> Types:
     summed = HALF if plan.training.reduce_dtype == "bfloat16" else FP32
     if engine_of(plan.launch.strategy).startswith("zero"):
         return Types(computed, computed, computed, _state_bytes(plan), computed, summed)
-    if _is_sharded(plan.launch) and plan.launch.axes.pipeline > 1:
+    if is_sharded(plan.launch) and plan.launch.axes.pipeline > 1:
         summed = FP32
-    elif _is_sharded(plan.launch) and plan.model.method != "full":
+    elif is_sharded(plan.launch) and plan.model.method != "full":
         summed = computed
     frozen = computed if plan.head == "ForCausalLM" else FP32
     return Types(FP32, frozen, FP32, _state_bytes(plan), computed, summed)
@@ -94,7 +89,8 @@ def data_shards(launch: Launch) -> int:
     return launch.world_size // (launch.axes.pipeline * launch.axes.tensor * launch.axes.replicas)
 
 
-def _is_sharded(launch: Launch) -> bool:
+def is_sharded(launch: Launch) -> bool:
+    """Whether FSDP2 shards the weights of a rank."""
     return engine_of(launch.strategy) == "fsdp2" or launch.axes.is_sharded
 
 
@@ -114,7 +110,7 @@ def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step:
     shards = data_shards(launch)
     if engine.startswith("zero"):
         return _of_deepspeed(weights, int(engine[-1]), shards, offloads, types, at_step)
-    parts = shards if _is_sharded(launch) else 1
+    parts = shards if is_sharded(launch) else 1
     trained, frozen, packed = _kinds(weights)
     own = sum(each.share(parts) for each in trained)
     parameters: float = own * types.trained + sum(each.share(parts) for each in frozen) * types.frozen
@@ -131,7 +127,7 @@ def gradients_between(weights: Sequence[Weight], launch: Launch, types: Types) -
     FSDP2 (torch 2.13, `set_requires_gradient_sync`) scatters gradients with the last micro-batch. Before, they are
     whole and on the device, in the type of their sum.
     """
-    if not _is_sharded(launch):
+    if not is_sharded(launch):
         return kept_bytes(weights, launch, types).gradients
     return float(sum(each.numel for each in weights if each.is_trained) * types.summed)
 
@@ -295,7 +291,7 @@ def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> flo
     - ZeRO-3 keeps up to 1e9 gathered weights. ZeRO sums gradients in two buckets of up to 5e8.
     - QLoRA unpacks a matrix at a time.
     """
-    engine, is_sharded = engine_of(plan.launch.strategy), plan.launch.axes.is_sharded
+    engine = engine_of(plan.launch.strategy)
     unpacked = max((each.numel for each in weights if each.is_packed), default=0) * HALF
     trained = sum(each.numel for each in weights if each.is_trained)
     plain = [each for each in weights if not each.is_packed]
@@ -303,7 +299,7 @@ def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> flo
         gathered = min(sum(each.numel for each in plain), _MOST_GATHERED) if engine == "zero3" else 0.0
         buckets = 2 * min(trained, _BUCKET) if engine in ("zero1", "zero2") and data_shards(plan.launch) > 1 else 0.0
         return (gathered + buckets) * types.computed + unpacked
-    if engine != "fsdp2" and not is_sharded:
+    if not is_sharded(plan.launch):
         cast = [each for each in plain if not each.is_looked_up and len(each.shape) == 2]
         in_fp32 = [each for each in cast if (types.trained if each.is_trained else types.frozen) == FP32]
         return unpacked + (sum(each.numel for each in in_fp32) * HALF if types.computed == HALF else 0.0)

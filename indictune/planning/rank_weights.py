@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import cast
 
 from torch import nn
@@ -48,13 +46,11 @@ class Weight:
 
 
 class ModelWeights:
-    """The weights of a model, and those of each rank.
-
-    Args:
-        meta: the whole model.
+    """The weights of a whole model, and those of each rank.
 
     Attributes:
         counts: of its parameters.
+        every: all weights, before anything splits them.
         repeats: how often each layer of weights runs: ALBERT runs one in all its layers.
         multiplied: weights that a token is multiplied by, each as often as it runs.
         multiplied_trained: those of them that get gradients.
@@ -72,52 +68,24 @@ class ModelWeights:
             )
             for name, each in own.named_parameters()
         }
+        self.every = list(self._all.values())
         layers: int = own.config.get_text_config().num_hidden_layers
         self.repeats = layers / len(set(units.values()))
-        multiplied = [each for each in self._all.values() if not each.is_looked_up]
-        self.multiplied = sum(self._products(each) for each in multiplied)
-        self.multiplied_trained = sum(self._products(each) for each in multiplied if each.is_trained)
-
+        products = [(each, each.numel * (self.repeats if each.unit else 1)) for each in self.every]
+        self.multiplied = sum(size for each, size in products if not each.is_looked_up)
+        self.multiplied_trained = sum(size for each, size in products if each.is_trained and not each.is_looked_up)
         embedding = cast(nn.Embedding, own.get_input_embeddings())
         rows = own.config.get_text_config().vocab_size - embedding.num_embeddings
         self.unused = max(0, rows) * embedding.embedding_dim
-        self._places = dict[int, dict[str, set[int]]]()
-        self._cut = dict[tuple[int, int, int], list[list[Weight]]]()
-
-    @cached_property
-    def _styles(self) -> Mapping[str, str]:
-        return styles_of(self._own)
-
-    @property
-    def every(self) -> list[Weight]:
-        """All weights, before anything splits them."""
-        return list(self._all.values())
-
-    def _products(self, weight: Weight) -> float:
-        return weight.numel * (self.repeats if weight.unit else 1)
 
     def of_stages(self, axes: Axes, chunks: int = 1) -> list[list[Weight]]:
-        """The weights of a rank of each pipeline stage, before the data axis shards them.
-
-        Args:
-            axes: of the run.
-            chunks: stages of each rank.
-        """
-        cut = axes.pipeline, axes.tensor, chunks
-        if cut not in self._cut:
-            self._cut[cut] = self._stages_of(*cut)
-        return self._cut[cut]
-
-    def _stages_of(self, pipeline: int, tensor: int, chunks: int) -> list[list[Weight]]:
-        styles = self._styles if tensor > 1 else {}
-        count = pipeline * chunks
-        if count not in self._places:
-            self._places[count] = _stages(self._own, count)
-        places = self._places[count]
-        found: list[list[Weight]] = [[] for _ in range(pipeline)]
+        """The weights of a rank of each pipeline stage, before the data axis shards them. A rank has some chunks."""
+        styles = styles_of(self._own) if axes.tensor > 1 else {}
+        stages = _stages(self._own, axes.pipeline * chunks)
+        found: list[list[Weight]] = [[] for _ in range(axes.pipeline)]
         for name, each in self._all.items():
-            part = replace(each, shape=_part(each.shape, styles.get(name, ""), tensor))
-            for rank in {number % pipeline for number in places.get(name, {0})}:
+            part = replace(each, shape=_part(each.shape, styles.get(name, ""), axes.tensor))
+            for rank in {number % axes.pipeline for number in stages.get(name, {0})}:
                 found[rank].append(part)
         return found
 
