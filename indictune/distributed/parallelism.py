@@ -37,12 +37,7 @@ Computed = TypeVar("Computed")
 class Parallelism:
     """Splits a model that was loaded whole, before a Trainer has it. All ranks must make it, and call its methods.
 
-    What an axis needs is imported only if the run has that axis.
-
-    Args:
-        model: to train or to evaluate. It is cut or split in place.
-        launch: of the run.
-        args: of the run.
+    The model is cut or split in place. What an axis needs is imported only if the run has that axis.
 
     Attributes:
         launch: of the run.
@@ -134,9 +129,10 @@ class Parallelism:
         """The collator of this rank: of its part of each micro-batch, if a context group shares the tokens."""
         if self.context is None:
             return collator
-        from indictune.distributed.context import own_tokens
+        from indictune.distributed.context import OwnTokens
 
-        return own_tokens(collator, self.launch)
+        axes = self.launch.axes
+        return OwnTokens(collator, self.launch.rank // axes.tensor % axes.context, axes.context)
 
     def compute(self, inputs: dict[str, Any], compute: Callable[[], Tensor]) -> Tensor:
         """What the whole model computes of `inputs`, on all ranks."""
@@ -221,13 +217,11 @@ def _weights_sent(model: nn.Module, launch: Launch, args: IndicTrainingArguments
 @torch.no_grad()
 def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArguments) -> None:
     """Fill this rank's part of a weight; None if it is on other ranks."""
-    from indictune.distributed.sharding import split_like
-
     is_first = args.process_index == 0
     sent = whole.to(args.device) if is_first else torch.empty_like(whole, device=args.device)
     torch.distributed.broadcast(sent.contiguous() if is_first else sent, 0)
     if own is not None and not is_first:
-        own.copy_(split_like(own, sent, name))
+        own.copy_(sharding.split_like(own, sent, name))
 
 
 def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 Interval = tuple[float, float]  # begin and end, in any unit
 
@@ -89,30 +89,17 @@ class RankTimes:
         return {"compute": self.compute_s} | {f"gaps in {phase}": gaps for phase, gaps in self.gaps_s.items()}
 
 
-@dataclass(frozen=True)
-class Slowest:
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: the one with the largest `own_s`.
-        own_s: its time.
-        others_s: the mean of the others.
-        more_s: what it spends more time on than the others' mean, by part, the largest first.
-    """
+class Slowest(NamedTuple):
+    """The rank that the others wait for: the one with the largest `own_s`."""
 
     rank: int
     own_s: float
-    others_s: float
-    more_s: dict[str, float]
+    others_s: float  # the mean of the others
+    more_s: dict[str, float]  # what it spends more time on than the others' mean, by part, the largest first
 
 
 def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
-    """The times of a rank; None if no step is whole.
-
-    Args:
-        rank: of the process.
-        events: `traceEvents` of its trace.
-    """
+    """The times of a rank, by the `traceEvents` of its trace; None if no step is whole."""
     complete = [event for event in events if event.get("ph") == "X"]
     steps = list(_steps(complete))
     if not steps:

@@ -94,7 +94,7 @@ class Stages:
         own = self._own = without_adapter(model)
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
         self.body = StageBody(self._base)
-        self.count = ranks * chunks
+        self.rank, self.ranks, self.count = rank, ranks, ranks * chunks
         embedding = own.get_input_embeddings()
         self.width, weight = own.config.hidden_size, embedding.weight
         self.dtype = torch.float32 if weight.requires_grad else weight.dtype  # trainers keep trained weights so
