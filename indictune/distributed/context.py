@@ -33,16 +33,11 @@ class Part:
     The sequence is cut into twice as many pieces as there are ranks. The first rank has the first piece and the last,
     the second rank those within, and so on: a later token sees more tokens, and so each rank computes as much as the
     others (Grattafiori et al. 2024, The Llama 3 Herd of Models, section 3.3.2).
-
-    Attributes:
-        boundaries: the start of each document in the sequence, and the end of the last one.
-        rank: of the context group.
-        ranks: in the group.
     """
 
-    boundaries: tuple[int, ...]
-    rank: int
-    ranks: int
+    boundaries: tuple[int, ...]  # the start of each document in the sequence, and the end of the last one
+    rank: int  # of the context group
+    ranks: int  # in the group
 
     @cached_property
     def pieces(self) -> list[range]:

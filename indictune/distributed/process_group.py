@@ -60,15 +60,10 @@ def attempt(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that torchrun has started, and how many of them train; the last ones idle.
+    """The processes that torchrun has started, and how many of them train; the last ones idle."""
 
-    Attributes:
-        started: by torchrun, on all nodes.
-        used: the first of them, so many that the global batch divides.
-    """
-
-    started: int
-    used: int
+    started: int  # by torchrun, on all nodes
+    used: int  # the first of them, so many that the global batch divides
 
     @property
     def idle(self) -> int:

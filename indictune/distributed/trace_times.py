@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 Interval = tuple[float, float]  # begin and end, in any unit
 
@@ -54,24 +54,15 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of a mean step of one rank. compute + exposed communication + gaps = step.
-
-    Attributes:
-        rank: of the process.
-        steps: that were measured.
-        step_s: from the end of the step before to its own end, without evaluations and saves between.
-        compute_s: an operator ran, or on a GPU a kernel or a copy.
-        communication_s: a collective or a message was under way, waits for slower ranks included.
-        overlapped_s: of the communication, while something was computed.
-        gaps_s: neither, by phase of the step: on a GPU the device is idle, because the host has not prepared work.
-    """
+    """Seconds of a mean step of one rank. compute + exposed communication + gaps = step."""
 
     rank: int
-    steps: int
-    step_s: float
-    compute_s: float
-    communication_s: float
-    overlapped_s: float
+    steps: int  # that were measured
+    step_s: float  # from the end of the step before to its own end, without evaluations and saves between
+    compute_s: float  # an operator ran, or on a GPU a kernel or a copy
+    communication_s: float  # a collective or a message was under way, waits for slower ranks included
+    overlapped_s: float  # of the communication, while something was computed
+    # Neither, by phase of the step: on a GPU the device is idle, because the host has not prepared work.
     gaps_s: dict[str, float]
 
     @property
@@ -89,7 +80,8 @@ class RankTimes:
         return {"compute": self.compute_s} | {f"gaps in {phase}": gaps for phase, gaps in self.gaps_s.items()}
 
 
-class Slowest(NamedTuple):
+@dataclass(frozen=True)
+class Slowest:
     """The rank that the others wait for: the one with the largest `own_s`."""
 
     rank: int

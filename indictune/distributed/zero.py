@@ -81,17 +81,11 @@ _PLANS_OF_MATRICES = ("partition_config", "preset_model", "vocab_parallel_lm_hea
 
 
 class FileValue(NamedTuple):
-    """A value of a strategy file that flags can give too.
+    """A value of a strategy file that flags can give too."""
 
-    Attributes:
-        key: in the file.
-        value: in the file.
-        fields: training arguments that say the same, with their values.
-    """
-
-    key: str
-    value: Any
-    fields: Mapping[str, Any]
+    key: str  # in the file
+    value: Any  # in the file
+    fields: Mapping[str, Any]  # training arguments that say the same, with their values
 
 
 def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:

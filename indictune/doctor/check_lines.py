@@ -17,21 +17,13 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check.
-
-    Attributes:
-        check: its name.
-        status: `warn` is a run that is slow or may fail; `fail` is one that cannot be right.
-        found: what was seen.
-        cure: what to do; empty for `ok`.
-        stack: of a rank that did not come, innermost call last; empty for other checks.
-    """
+    """The result of a check."""
 
     check: str
-    status: Status
-    found: str
-    cure: str = ""
-    stack: tuple[str, ...] = ()
+    status: Status  # `warn` is a run that is slow or may fail; `fail` is one that cannot be right
+    found: str  # what was seen
+    cure: str = ""  # what to do; empty for `ok`
+    stack: tuple[str, ...] = ()  # of a rank that did not come, innermost call last; empty for other checks
 
     def text(self) -> str:
         """The line for the console, with the stack and the cure below it."""

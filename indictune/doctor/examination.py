@@ -46,24 +46,15 @@ _TIMES = {"cpu": 3, "cuda": 10}
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
-
-    Attributes:
-        plan: of the run.
-        recipe: its path; empty for none.
-        problems: of the plan and the recipe.
-        values: that all ranks must have alike.
-        repository: of the Hub that the run pushes to; None if it does not.
-        is_quantised: whether the run needs bitsandbytes.
-        bring_up: starts the process group, as the run does, and gives its training arguments.
-    """
+    """What is examined."""
 
     plan: AnyPlan
-    recipe: str
+    recipe: str  # its path; empty for none
     problems: Sequence[Problem]
-    values: Mapping[str, Any]
-    repository: str | None
-    is_quantised: bool
+    values: Mapping[str, Any]  # that all ranks must have alike
+    repository: str | None  # of the Hub that the run pushes to; None if it does not
+    is_quantised: bool  # whether the run needs bitsandbytes
+    # Starts the process group, as the run does, and gives its training arguments.
     bring_up: Callable[[], TrainingArguments]
 
     @property

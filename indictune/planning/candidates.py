@@ -41,35 +41,21 @@ class MicroBatchSize:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy on a machine.
+    """A strategy on a machine."""
 
-    Attributes:
-        strategy: name of its file.
-        launch: of a run under it.
-        method: of the run.
-        refused: why it cannot run the plan; empty if it can.
-        micro_batch: the fastest that fits, or the one of least memory.
-        largest: micro-batch that fits; None if none does.
-        memory: of the process that needs most, with `micro_batch`.
-        node: CPU memory of a node.
-        written: to disk.
-        step: the time of a step.
-        mfu: model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
-        fits: whether a GPU has the memory with room to spare, and a node its own, if that is known.
-    """
-
-    strategy: str
-    launch: Launch
+    strategy: str  # name of its file
+    launch: Launch  # of a run under it
     method: str
-    refused: str = ""
-    micro_batch: MicroBatchSize | None = None
-    largest: MicroBatchSize | None = None
-    memory: Memory | None = None
-    node: NodeMemory | None = None
-    written: WrittenBytes | None = None
-    step: Step | None = None
+    refused: str = ""  # why it cannot run the plan; empty if it can
+    micro_batch: MicroBatchSize | None = None  # the fastest that fits, or the one of least memory
+    largest: MicroBatchSize | None = None  # micro-batch that fits; None if none does
+    memory: Memory | None = None  # of the process that needs most, with `micro_batch`
+    node: NodeMemory | None = None  # CPU memory of a node
+    written: WrittenBytes | None = None  # to disk
+    step: Step | None = None  # the time of a step
+    # Model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
     mfu: float = 0.0
-    fits: bool = False
+    fits: bool = False  # whether a GPU has the memory with room to spare, and a node its own, if that is known
 
     @property
     def rows(self) -> int:

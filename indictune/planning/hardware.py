@@ -75,29 +75,17 @@ def assumed(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs, and the links between them.
+    """GPUs, and the links between them."""
 
-    Attributes:
-        gpus: in all nodes.
-        of_node: GPUs of a node.
-        memory_bytes: of a GPU.
-        flops: of a GPU in 16 bits, without sparsity.
-        flops_fp32: of a GPU in fp32, without tensor cores.
-        in_node: bytes a second in one direction, of each GPU within a node.
-        between_nodes: the same, to another node.
-        host_bytes: memory of a node; 0 for unknown.
-        has_bf16: whether a GPU computes in bf16.
-    """
-
-    gpus: int
-    of_node: int
-    memory_bytes: float
-    flops: float
-    flops_fp32: float
-    in_node: float
-    between_nodes: float
-    host_bytes: float = 0.0
-    has_bf16: bool = True
+    gpus: int  # in all nodes
+    of_node: int  # GPUs of a node
+    memory_bytes: float  # of a GPU
+    flops: float  # of a GPU in 16 bits, without sparsity
+    flops_fp32: float  # of a GPU in fp32, without tensor cores
+    in_node: float  # bytes a second in one direction, of each GPU within a node
+    between_nodes: float  # the same, to another node
+    host_bytes: float = 0.0  # memory of a node; 0 for unknown
+    has_bf16: bool = True  # whether a GPU computes in bf16
 
     @property
     def usable_bytes(self) -> float:

@@ -24,25 +24,15 @@ CALIBRATION = Path(__file__).with_name("calibration.json")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process, by term.
+    """Bytes of one process, by term."""
 
-    Attributes:
-        parameters: with the fp32 copies that DeepSpeed updates.
-        gradients: of the backward pass, or between micro-batches if they take more then.
-        optimizer_states: of the optimizer.
-        activations: kept for the backward pass.
-        logits: and their gradient.
-        working_copies: weights that are gathered or cast, and gradients while they are summed.
-        framework: of CUDA and NCCL; 0 on a CPU.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer_states: int
-    activations: int
-    logits: int = 0
-    working_copies: int = 0
-    framework: int = 0
+    parameters: int  # with the fp32 copies that DeepSpeed updates
+    gradients: int  # of the backward pass, or between micro-batches if they take more then
+    optimizer_states: int  # of the optimizer
+    activations: int  # kept for the backward pass
+    logits: int = 0  # and their gradient
+    working_copies: int = 0  # weights that are gathered or cast, and gradients while they are summed
+    framework: int = 0  # of CUDA and NCCL; 0 on a CPU
 
     @property
     def total_bytes(self) -> int:
@@ -108,17 +98,11 @@ def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Bytes of the first node, which needs most.
+    """Bytes of the first node, which needs most."""
 
-    Attributes:
-        offloaded: weights, gradients and states that live there.
-        loading: whole weights that its processes hold when the run starts.
-        reading_back: the saved model, which the first process compares with the trained one at the end.
-    """
-
-    offloaded: float
-    loading: float
-    reading_back: float
+    offloaded: float  # weights, gradients and states that live there
+    loading: float  # whole weights that its processes hold when the run starts
+    reading_back: float  # the saved model, which the first process compares with the trained one at the end
 
     @property
     def needed(self) -> float:
@@ -148,15 +132,10 @@ def node_memory(memory: RankMemory, of_node: int) -> NodeMemory:
 
 @dataclass(frozen=True)
 class WrittenBytes:
-    """Bytes on disk, over all nodes.
+    """Bytes on disk, over all nodes."""
 
-    Attributes:
-        checkpoint: weights, optimizer states and DeepSpeed's fp32 copies; of an adapter without its base.
-        model: that a run saves at its end; an adapter is saved without its base.
-    """
-
-    checkpoint: float
-    model: float
+    checkpoint: float  # weights, optimizer states and DeepSpeed's fp32 copies; of an adapter without its base
+    model: float  # that a run saves at its end; an adapter is saved without its base
 
 
 def written_bytes(plan: AnyPlan, weights: ModelWeights) -> WrittenBytes:

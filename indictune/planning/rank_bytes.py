@@ -24,40 +24,24 @@ _OPTIMIZER_BYTES = {"8bit": 2.0, "adafactor": 0.0, "sgd": 0.0, "adamw": 8.0}
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of a rank, by term.
+    """Bytes of a rank, by term."""
 
-    Attributes:
-        parameters: with the fp32 copies that DeepSpeed updates.
-        gradients: in the backward pass, or at the optimizer's step.
-        optimizer_states: of the optimizer.
-        host: those of the three that are in CPU memory.
-    """
-
-    parameters: float
-    gradients: float
-    optimizer_states: float
-    host: float = 0.0
+    parameters: float  # with the fp32 copies that DeepSpeed updates
+    gradients: float  # in the backward pass, or at the optimizer's step
+    optimizer_states: float  # of the optimizer
+    host: float = 0.0  # those of the three that are in CPU memory
 
 
 @dataclass(frozen=True)
 class Types:
-    """Bytes of one number of each kind.
+    """Bytes of one number of each kind."""
 
-    Attributes:
-        trained: of a weight that gets a gradient.
-        frozen: of another one that is not packed.
-        gradient: of a gradient.
-        state: of the optimizer's states of one weight.
-        computed: of a weight and an activation in the computation.
-        summed: of a gradient while ranks sum it.
-    """
-
-    trained: int
-    frozen: int
-    gradient: int
-    state: float
-    computed: int
-    summed: int
+    trained: int  # of a weight that gets a gradient
+    frozen: int  # of another one that is not packed
+    gradient: int  # of a gradient
+    state: float  # of the optimizer's states of one weight
+    computed: int  # of a weight and an activation in the computation
+    summed: int  # of a gradient while ranks sum it
 
 
 def is_half(plan: AnyPlan) -> bool:

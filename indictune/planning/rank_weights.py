@@ -18,21 +18,13 @@ from indictune.models.config_shapes import MetaModel
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of a rank.
+    """A parameter of a rank."""
 
-    Attributes:
-        shape: of the part that the tensor axis leaves to the rank.
-        is_trained: whether it gets a gradient.
-        is_packed: whether it is kept in 4 bit.
-        is_looked_up: whether it is a table that no token is multiplied by.
-        unit: the repeated layer that has it; empty for a weight outside of them.
-    """
-
-    shape: tuple[int, ...]
-    is_trained: bool = True
-    is_packed: bool = False
-    is_looked_up: bool = False
-    unit: str = ""
+    shape: tuple[int, ...]  # of the part that the tensor axis leaves to the rank
+    is_trained: bool = True  # whether it gets a gradient
+    is_packed: bool = False  # whether it is kept in 4 bit
+    is_looked_up: bool = False  # whether it is a table that no token is multiplied by
+    unit: str = ""  # the repeated layer that has it; empty for a weight outside of them
 
     @property
     def numel(self) -> int:
@@ -124,23 +116,14 @@ def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
 
 @dataclass(frozen=True)
 class LayerWidths:
-    """What decides the activations of a layer.
-
-    Attributes:
-        layers: of the model.
-        hidden: values of a token between layers.
-        inner: values of a token in the feed-forward part.
-        heads: of the attention.
-        key_values: values of a token's keys, and again of its values; less than `hidden` with grouped queries.
-        is_gated: whether one half of the feed-forward part gates the other.
-    """
+    """What decides the activations of a layer."""
 
     layers: int
-    hidden: int
-    inner: int
-    heads: int
-    key_values: int
-    is_gated: bool
+    hidden: int  # values of a token between layers
+    inner: int  # values of a token in the feed-forward part
+    heads: int  # of the attention
+    key_values: int  # values of a token's keys, and again of its values; less than `hidden` with grouped queries
+    is_gated: bool  # whether one half of the feed-forward part gates the other
 
 
 def layer_widths(config: PreTrainedConfig) -> LayerWidths:

@@ -109,19 +109,13 @@ _ADAM_ON_HOST = 7 * FP32
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of the training rows.
+    """Tokens of the training rows."""
 
-    Attributes:
-        mean: tokens of a row.
-        longest: tokens of one.
-        attended: tokens that a token attends to, on average: those of its text. Rows that are packed have several.
-        rows: of an epoch; 0 for unknown.
-    """
-
-    mean: float
-    longest: int
+    mean: float  # tokens of a row
+    longest: int  # tokens of one
+    # Tokens that a token attends to, on average: those of its text. Rows that are packed have several.
     attended: float
-    rows: int = 0
+    rows: int = 0  # of an epoch; 0 for unknown
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,11 @@ TABLE = 1 / 8  # cost of its weights, where a weight that multiplies states cost
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the parts of a base model.
+    """The names of the parts of a base model."""
 
-    Attributes:
-        entry: makes hidden states of token ids.
-        blocks: the list of repeated layers.
-        exits: what reads the states of the last layer, in the order in which it does.
-    """
-
-    entry: str
-    blocks: str
-    exits: tuple[str, ...]
+    entry: str  # makes hidden states of token ids
+    blocks: str  # the list of repeated layers
+    exits: tuple[str, ...]  # what reads the states of the last layer, in the order in which it does
 
 
 _BERT = Layout("embeddings", "encoder.layer", ("pooler",))
