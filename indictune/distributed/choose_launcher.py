@@ -184,9 +184,7 @@ def _parser() -> ArgumentParser:
 def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
     """The launcher for this machine: one process for each GPU that it sees, or one on the CPU.
 
-    Args:
-        strategy: name of a file in `accelerate_configs/`, or the path of another one.
-        processes: on this machine.
+    The strategy is the name of a file in `accelerate_configs/`, or the path of another one.
 
     Raises:
         UserError: there is no such strategy, or accelerate could not read its file.

@@ -121,13 +121,9 @@ def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:
     """Copy the files below a folder from the disks that have them to those that lack them.
 
-    The ranks of the group must call it. For other ranks, and with one disk, it does nothing.
-
-    Args:
-        folder: has the same path on every disk. It need not exist.
-        gives: whether this disk's files are copied to others.
-        args: of the run.
-        group: from `group_of_disks`.
+    The ranks of the group, which `group_of_disks` has made, must call it. For other ranks, and with one disk, it does
+    nothing. The folder has the same path on every disk, and need not exist. `gives` is whether this disk's files are
+    copied to others.
 
     Raises:
         OSError: a file cannot be read or written. The other ranks then wait until their launcher ends them.

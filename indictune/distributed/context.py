@@ -74,12 +74,8 @@ class OwnTokens:
     """Collates a micro-batch, of which the rank keeps its part.
 
     Labels are shifted before, because the next token may be on another rank. TRL reads `shift_labels`; the Trainer
-    counts them where `labels` are, too.
-
-    Args:
-        collator: gives `input_ids` and `labels` [rows, tokens], padded on the right or joined.
-        rank: of the context group.
-        ranks: in the group.
+    counts them where `labels` are, too. The collator gives both and `input_ids` as [rows, tokens], padded on the right
+    or joined.
     """
 
     def __init__(self, collator: Collator, rank: int, ranks: int) -> None:

@@ -193,33 +193,27 @@ _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 def check_cpu_time(plan: AnyPlan, train: Dataset) -> None:
     """Refuse to train for hours on the CPU what is meant for GPUs, unless `--allow_cpu` is given.
 
+    The time is tokens x 6 x parameters / speed: 2 operations a parameter in the forward pass, and 4 in the backward
+    pass, 2 of which an adapter saves. The parameters are those that tokens are multiplied by. Attention, padding,
+    evaluations, saving and a second forward pass (`--gradient_checkpointing`) are left out, so it is rather too short;
+    layers that are shared count once, and of experts all. The speed is that of a matrix product here and now, times
+    the processes. A model of unknown size is not refused.
+
     Raises:
         UserError: `cpu-for-hours`.
     """
     mark = is_for_gpus(plan)
     if plan.gpus or plan.training.allow_cpu or not mark:
         return
-    expected_s = expected_seconds(plan, train)
-    if expected_s > LONG_S:
-        raise UserError("cpu-for-hours", "--allow_cpu", mark=mark, hours=f"{expected_s / 3600:,.0f}")
-
-
-def expected_seconds(plan: AnyPlan, train: Dataset) -> float:
-    """A rough time of training on the CPU; 0 for a model of unknown size.
-
-    It is tokens x 6 x parameters / speed: 2 operations a parameter in the forward pass, and 4 in the backward pass, 2
-    of which an adapter saves. The parameters are those that tokens are multiplied by. Attention, padding, evaluations,
-    saving and a second forward pass (`--gradient_checkpointing`) are left out, so it is rather too short; layers that
-    are shared count once, and of experts all. The speed is that of a matrix product here and now, times the processes.
-    """
-    meta = meta_of(plan)
+    meta, training = meta_of(plan), plan.training
     if meta is None:
-        return 0.0
-    training = plan.training
+        return
     steps = steps_of_run(len(train), training.global_batch_size, training.max_steps, training.num_train_epochs)
     tokens = steps * training.global_batch_size * int(lengths_of(train).sum()) / len(train)
     operations = tokens * (6 if plan.model.method == "full" else 4) * meta.counts.multiplied
-    return operations / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
+    expected_s = operations / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
+    if expected_s > LONG_S:
+        raise UserError("cpu-for-hours", "--allow_cpu", mark=mark, hours=f"{expected_s / 3600:,.0f}")
 
 
 def operations_per_second(dtype: str) -> float:

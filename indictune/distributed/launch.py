@@ -237,12 +237,7 @@ def is_one_node(environ: Mapping[str, str]) -> bool:
 
 
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: str | None = None) -> Launch:
-    """What the launcher and the flags ask for.
-
-    Args:
-        environ: of this process.
-        deepspeed: `--deepspeed`, the path of a DeepSpeed file or its text (`{...}`).
-        fsdp: `--fsdp`.
+    """What the launcher and the flags ask for. `--deepspeed` is the path of a DeepSpeed file or its text (`{...}`).
 
     Raises:
         UserError: the launcher contradicts the flags or cannot start the strategy, or the DeepSpeed file is invalid.

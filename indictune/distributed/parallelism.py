@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import Launch
+from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed import collectives, sharding
 from indictune.distributed.zero import DEEPSPEED_NAMES
+from indictune.errors import Problem
 from indictune.models.adapters import without_adapter
 from indictune.models.task_models import is_unread
 from indictune.tasks.protocol import Collator
@@ -165,6 +166,24 @@ class Parallelism:
             sharding.save_gathered(trainer, folder)
 
 
+def check_axes(plan: AnyPlan) -> list[Problem]:
+    """Check each axis that processes split. What the launch lacks is not imported."""
+    axes, checks = plan.launch.axes, list[Callable[[AnyPlan], list[Problem]]]()
+    if axes.pipeline > 1:
+        from indictune.distributed.pipeline.layout import check_pipeline
+
+        checks.append(check_pipeline)
+    if axes.context > 1:
+        from indictune.distributed.context import check_context
+
+        checks.append(check_context)
+    if axes.tensor > 1:
+        from indictune.distributed.tensor import check_split
+
+        checks.append(check_split)
+    return [each for check in checks for each in check(plan)]
+
+
 def max_norm(trainer: Trainer) -> float:
     """The largest norm that clipping leaves; 0 clips nothing."""
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -228,11 +247,8 @@ def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:
     """Run backward passes until DDP sends gradients in the buckets that it keeps from then on.
 
     DDP (torch 2.13) sends one bucket until it knows the order of the gradients, and then several. With three ranks or
-    more, the buckets decide in which order gradients are added: a resumed run would differ in the last bit.
-
-    Args:
-        model: wrapped.
-        step: the forward and backward pass of a micro-batch. Its gradients are dropped.
+    more, the buckets decide in which order gradients are added: a resumed run would differ in the last bit. The
+    gradients of a step, the forward and backward pass of a micro-batch, are dropped.
     """
     if not isinstance(model, DistributedDataParallel) or not (passes := passes_until_settled(model)):
         return

@@ -96,13 +96,7 @@ def choose_world(
     """Use as many processes as the global batch divides by, where torchrun may restart the run with other nodes.
 
     Sets `WORLD_SIZE` and `LOCAL_WORLD_SIZE` to what is used. If no number of processes divides it, all are used, and
-    the run is refused.
-
-    Args:
-        environ: of this process.
-        rows: the global batch.
-        rows_at_once: of a micro-batch; None if any number of processes can share the global batch.
-        deepspeed: `--deepspeed`.
+    the run is refused. `rows_at_once` is None if any number of processes can share the rows of a global batch.
     """
     started = int(environ.get("WORLD_SIZE", "1"))
     if not most_restarts(environ) or rows_at_once is None or rows_at_once <= 0:

@@ -350,10 +350,7 @@ def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
 def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in: torch.dtype | None = None) -> None:
     """Average the gradients of weights, or of this rank's parts of them, over a group. All its ranks must call it.
 
-    Args:
-        trained: those without a gradient are passed over, on all ranks alike.
-        group: of the ranks.
-        sum_in: the type of the sums; None is each gradient's own.
+    Weights without a gradient are passed over, on all ranks alike. Sums are in each gradient's own type by default.
     """
     local = [local_part(each.grad) for each in trained if each.grad is not None]
     sums = [each.to(sum_in or each.dtype) for each in local]  # the same tensors, if they are of this type

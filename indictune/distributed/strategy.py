@@ -185,15 +185,32 @@ def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None
 
 
-def check_optimizer_of_strategy(plan: AnyPlan) -> list[Problem]:
-    """Refuse an optimizer that the strategy cannot run, or that accelerate would replace with DeepSpeed's CPU Adam."""
-    launch, optim = plan.launch, str(plan.training.optim)
-    found = []
+def check_strategy(plan: AnyPlan) -> list[Problem]:
+    """Refuse settings that the strategy does not have: of the optimizer, communication, saving and bad steps.
+
+    accelerate would replace another optimizer than AdamW with DeepSpeed's CPU Adam if its states are offloaded.
+    """
+    launch, training, method, found = plan.launch, plan.training, plan.model.method, list[Problem]()
+    optim, engine = str(training.optim), engine_of(launch.strategy)
     if not runs_optimizer(launch, optim):
         found.append(problem("optimizer-cannot-be-sharded", "--optim", optim, strategy=launch.strategy))
-    is_offloaded = launch.strategy.startswith("zero") and launch.strategy.endswith("_offload")
-    if is_offloaded and "adamw" not in optim.lower():
+    if engine.startswith("zero") and launch.strategy.endswith("_offload") and "adamw" not in optim.lower():
         found.append(problem("offload-needs-adamw", "--optim", optim, strategy=launch.strategy))
+    if training.reduce_dtype != "float32" and engine == "fsdp2" and method != "full":
+        other = f"--method {method} under {launch.strategy}"
+        found.append(problem("no-effect", "--reduce_dtype", training.reduce_dtype, other=other))
+    steps = plan.derived.get("gradient_accumulation_steps")
+    if training.ddp_static_graph and steps not in (None, 1):
+        found.append(problem("static-graph-with-accumulation", "--ddp_static_graph", "true", steps=steps))
+    splits = engine in ("fsdp2", "tp") or launch.axes.pipeline > 1
+    has_shards = splits and launch.world_size > 1 and method == "full"
+    where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
+    if training.async_save and not has_shards:
+        found.append(problem("async-save-without-shards", "--async_save", "true", where=where))
+    if training.push_to_hub and training.hub_strategy == "every_save" and has_shards:
+        found.append(problem("push-of-shards", "--hub_strategy", "every_save", where=where))
+    if training.on_nonfinite not in ("stop", *leaves_bad_steps_out(launch.strategy)):
+        found.append(problem("skip-under-deepspeed", "--on_nonfinite", training.on_nonfinite))
     return found
 
 
@@ -208,40 +225,6 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     if engine_of(launch.strategy) in ("fsdp2", "tp"):
         return optim not in (*bitsandbytes_optimizers(), "adafactor", "adagrad")
     return not (engine_of(launch.strategy).startswith("zero") and optim == "adagrad")
-
-
-def check_communication(plan: AnyPlan) -> list[Problem]:
-    """Refuse settings of the communication between ranks that the strategy does not have."""
-    launch, training, found = plan.launch, plan.training, []
-    if training.reduce_dtype != "float32" and engine_of(launch.strategy) == "fsdp2" and plan.model.method != "full":
-        other = f"--method {plan.model.method} under {launch.strategy}"
-        found.append(problem("no-effect", "--reduce_dtype", training.reduce_dtype, other=other))
-    steps = plan.derived.get("gradient_accumulation_steps")
-    if training.ddp_static_graph and steps not in (None, 1):
-        found.append(problem("static-graph-with-accumulation", "--ddp_static_graph", "true", steps=steps))
-    return found
-
-
-def check_saving(plan: AnyPlan) -> list[Problem]:
-    """Refuse `--async_save` if checkpoints are not shards of all weights, and a push of each save if they are."""
-    launch, method, training = plan.launch, plan.model.method, plan.training
-    splits = engine_of(launch.strategy) in ("fsdp2", "tp") or launch.axes.pipeline > 1
-    has_shards = splits and launch.world_size > 1 and method == "full"
-    where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
-    found = []
-    if training.async_save and not has_shards:
-        found.append(problem("async-save-without-shards", "--async_save", "true", where=where))
-    if training.push_to_hub and training.hub_strategy == "every_save" and has_shards:
-        found.append(problem("push-of-shards", "--hub_strategy", "every_save", where=where))
-    return found
-
-
-def check_bad_steps(plan: AnyPlan) -> list[Problem]:
-    """Refuse a policy for bad steps that the strategy does not have."""
-    asked = plan.training.on_nonfinite
-    if asked in ("stop", *leaves_bad_steps_out(plan.launch.strategy)):
-        return []
-    return [problem("skip-under-deepspeed", "--on_nonfinite", asked)]
 
 
 def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:

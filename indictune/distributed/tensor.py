@@ -133,15 +133,11 @@ def _sizes(config: PreTrainedConfig, is_deepspeed: bool) -> dict[str, int]:
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model, or the stage that was cut from it, over a tensor group. Its matrices become DTensors.
+    """Split a model, or the stage that was cut from it, over a tensor group in place. Its matrices become DTensors.
 
     This follows the loading. transformers can split a model while it reads it (`DistributedConfig`, 5.23), and each
     rank reads only its part. But then the Trainer refuses to resume, adapters and new heads are drawn in parts,
     which differ from those of one process, and neither a stage nor an active vocabulary can be cut out first.
-
-    Args:
-        model: whole on each rank, or an adapter on such a model; changed in place.
-        mesh: the tensor axis.
     """
     own = without_adapter(model)
     apply_tensor_parallelism(own, mesh, styles_of(own))

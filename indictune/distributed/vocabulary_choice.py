@@ -56,12 +56,8 @@ def use_active_vocabulary(
 ) -> None:
     """Train only the used rows of the embedding, if `--active_vocabulary` says so. All ranks must call it.
 
-    Args:
-        model: not given to a Trainer yet. Its embedding is replaced.
-        args: of the run.
-        datasets: all rows that the model will see, with `input_ids`.
-        tokenizer: of the model.
-        checkpoint: to resume from, or None.
+    The embedding is replaced before a Trainer has the model. The datasets have the `input_ids` of all rows that the
+    model will see.
 
     Raises:
         UserError: `on` is impossible for this model, the checkpoint does not train a row that the data uses, or it

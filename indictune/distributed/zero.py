@@ -104,7 +104,7 @@ def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:
     for block, flag in _BLOCKS.items():
         if own := _own_type(config, block):
             yield FileValue(f"{block}.type", _look_up(config, f"{block}.type"), {flag: own})
-    if _compiles(config):
+    if _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True:
         backend = _look_up(config, "compile.backend") or "inductor"
         yield FileValue("compile.backend", backend, {"torch_compile": True, "torch_compile_backend": backend})
 
@@ -158,7 +158,9 @@ def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
         block = changed.get(name)
         changed[name] = {**(block if isinstance(block, dict) else {}), enabled: "auto"}
     for key, (needed, _) in _NEEDED.items():
-        _replace(changed, key, needed)
+        name, _, inner = key.partition(".")
+        if isinstance(block := changed.get(name), dict) and inner in block:
+            block[inner] = needed
     if isinstance(block := changed.get("compile"), dict):
         changed["compile"] = {key: value for key, value in block.items() if key not in _COMPILE}
     if _is_stage_3(changed):
@@ -187,10 +189,6 @@ def _own_type(config: Mapping[str, Any], block: str) -> str | None:
     return _TYPES_OF_BLOCKS[block].get(str(_look_up(config, f"{block}.type")).lower())
 
 
-def _compiles(config: Mapping[str, Any]) -> bool:
-    return _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True
-
-
 def _splits_matrices(config: Mapping[str, Any]) -> bool:
     return bool((_look_up(config, "tensor_parallel.autotp_size") or 0) > 1)
 
@@ -204,13 +202,6 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     for part in dotted_key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _replace(config: dict[str, Any], dotted_key: str, value: Any) -> None:
-    parent, _, name = dotted_key.rpartition(".")
-    holder = _look_up(config, parent) if parent else config
-    if isinstance(holder, dict) and name in holder:
-        holder[name] = value
 
 
 SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed import agreement, collectives
-from indictune.distributed.collectives import gather_from_all
+from indictune.distributed.launch import shown_axes
 from indictune.doctor import rank_checks
 from indictune.doctor.check_lines import Outcome, merged, of_problem
 from indictune.doctor.machine import (
@@ -25,7 +25,6 @@ from indictune.doctor.machine import (
     package_lines,
     shared_memory_line,
 )
-from indictune.doctor.rank_checks import clock_lines, clock_readings, difference_lines
 from indictune.doctor.roll_call import RollCall
 from indictune.doctor.run_files import (
     OUTPUT_CHECK,
@@ -75,7 +74,7 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     lines = merged(own, hosts)
     found += [line for line in lines if line.check in _FIRST]
     found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
-    found += difference_lines([rank["values"] for rank in ranks], hosts)
+    found += rank_checks.difference_lines([rank["values"] for rank in ranks], hosts)
     try:
         with roll.at("bringing up the process group"):
             args = subject.bring_up()
@@ -128,7 +127,7 @@ def _between_ranks(
         return [Outcome("collectives", "ok", "one process: there is nothing to send")]
     device, own = args.device, dict[str, Any]()
     with roll.at("clocks"):
-        own["clock"] = clock_readings()
+        own["clock"] = rank_checks.clock_readings()
     base = rank_checks.known_numbers(_BYTES[device.type] // 4, device)
     for each in rank_checks.COLLECTIVES:
         with roll.at(each.name):
@@ -141,7 +140,7 @@ def _between_ranks(
         with roll.at("a file that all nodes see"):
             own["shared"] = collectives.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
     of_ranks = roll.exchange("the measurements", own)
-    found = clock_lines([each["clock"] for each in of_ranks], hosts)
+    found = rank_checks.clock_lines([each["clock"] for each in of_ranks], hosts)
     right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in rank_checks.COLLECTIVES}
     found += rank_checks.wrong_lines(right, hosts)
     for each in rank_checks.COLLECTIVES:
@@ -160,10 +159,7 @@ def _between_ranks(
 
 def _launch_line(launch: Launch, args: TrainingArguments) -> Outcome:
     """The strategy, its axes, processes and backend. `check_strategy_started` has compared strategy and processes."""
-    nodes = max(1, launch.world_size // launch.local_world_size)
-    sizes = {"pipeline": launch.axes.pipeline, "tensor": launch.axes.tensor, "context": launch.axes.context}
-    sizes |= {"data": launch.data_size, "replicas": launch.axes.replicas}
-    axes = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    nodes, axes = max(1, launch.world_size // launch.local_world_size), shown_axes(launch)
     asked = f"{launch.strategy}, {launch.world_size} process(es) on {nodes} node(s)" + (f", {axes}" if axes else "")
     if not distributed.is_initialized():
         return Outcome(LAUNCH_CHECK, "ok", f"{asked}, on {args.device}")
@@ -194,11 +190,11 @@ def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
         shared_memory_line(),
         disk_line(plan, timed=False),
     ]
-    everyone = gather_from_all((agreement.host_name(), own, right, clock_readings()))
+    everyone = collectives.gather_from_all((agreement.host_name(), own, right, rank_checks.clock_readings()))
     hosts = [each[0] for each in everyone]
     by_name = {name: [each[2][name] for each in everyone] for name in right}
     if wrong := rank_checks.wrong_lines(by_name, hosts):
         raise UserError(problems=[problem("collective-wrong", each.check, each.found) for each in wrong])
     found = merged([each[1] for each in everyone], hosts)
-    found += clock_lines([each[3] for each in everyone], hosts)
+    found += rank_checks.clock_lines([each[3] for each in everyone], hosts)
     return [f"{line.check}: {line.found}. {line.cure}" for line in found if line.status != "ok"]

@@ -68,11 +68,8 @@ class AbsentError(Exception):
 class RollCall:
     """The ranks of a launch, as the store shows them. One process needs no store.
 
-    Args:
-        environ: of this process.
-        timeout_s: after which a wait is reported.
-        report: gets the lines that name who is absent, on one rank that waits, from another thread than the main one.
-            The process ends after it.
+    After `timeout_s` in a wait, `report` gets the lines that name who is absent, on one rank that waits, from another
+    thread than the main one. The process ends after it.
 
     Raises:
         DistError: nobody serves the store.

@@ -149,7 +149,14 @@ def hub_line(repository: str | None) -> Outcome:
     if get_token() is None:
         return Outcome(_HUB, "fail", "there is no token", "Set HF_TOKEN, or run `hf auth login` once.")
     try:
-        return _hub_answer(repository)
+        api = HfApi()
+        user = api.whoami()
+        name = repository if "/" in repository else f"{user['name']}/{repository}"
+        try:
+            api.auth_check(name, write=True)
+        except RepositoryNotFoundError:  # the run makes it
+            return _may_make(name, user)
+        return Outcome(_HUB, "ok", f"{user['name']} may write to {name}")
     except HfHubHTTPError as error:
         reason = without_tokens(str(error).partition("\n")[0])
         if error.response.status_code in _LATER or error.response.status_code >= _SERVER_ERROR:
@@ -157,17 +164,6 @@ def hub_line(repository: str | None) -> Outcome:
         return Outcome(_HUB, "fail", f"refused access to {repository}: {reason}", _CURE_OF_TOKEN)
     except Exception as error:  # no network: what the client raises depends on its version
         return Outcome(_HUB, "warn", f"does not answer ({type(error).__name__})", _AGAIN)
-
-
-def _hub_answer(repository: str) -> Outcome:
-    api = HfApi()
-    user = api.whoami()
-    name = repository if "/" in repository else f"{user['name']}/{repository}"
-    try:
-        api.auth_check(name, write=True)
-    except RepositoryNotFoundError:  # the run makes it
-        return _may_make(name, user)
-    return Outcome(_HUB, "ok", f"{user['name']} may write to {name}")
 
 
 def _may_make(name: str, user: dict[str, object]) -> Outcome:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.choose_launcher import Launcher
-from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
-from indictune.distributed.pipeline.layout import check_pipeline
-from indictune.distributed.strategy import (
-    check_bad_steps,
-    check_communication,
-    check_optimizer_of_strategy,
-    check_saving,
-    check_weights,
-    default_optimizer,
-)
-from indictune.distributed.tensor import check_split
+from indictune.distributed.parallelism import check_axes
+from indictune.distributed.strategy import check_strategy, check_weights, default_optimizer
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
 from indictune.planning.hardware import Machine, assumed
@@ -77,12 +68,8 @@ def candidates(
 ) -> list[Candidate]:
     """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first.
 
-    Args:
-        plan: of the run.
-        weights: of its model.
-        machine: that it runs on.
-        lengths: of the training rows; None: each as long as `--max_length`.
-        asked: the micro-batch, in rows, or in tokens under `--max_tokens_per_device`; None: the fastest that fits.
+    Without lengths, each row is as long as `--max_length`. The micro-batch that is asked for is in rows, or in tokens
+    under `--max_tokens_per_device`; None is the fastest that fits.
     """
     search = _Search(plan, weights, machine, unknown_lengths(plan) if lengths is None else lengths, asked)
     found = [search.best_of(name, launch) for name, launch in _launches(machine, plan.model.method)]
@@ -142,16 +129,18 @@ class _Search:
         optim = default_optimizer(launch, method, has_gpu=own.gpus > 0)
         if optim is not None and "optim" not in own.recipe.values:
             own = own.derive(optim=optim)
-        batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
+        assert own.model_config is not None
+        found = check_weights(own, stored_quantisation(own.model_config)) + check_axes(own) + check_strategy(own)
+        batches, problems = micro_batches(own, self.lengths, self.asked), dict.fromkeys(map(str, found))
         if problems or not batches:
             rows = self.asked if own.training.max_tokens_per_device is None else None
             alone = uneven_batch(own.training.global_batch_size, launch.data_size, rows)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
-        found = [self._measured(name, memory, each) for each in batches]
-        fitting = [each for each in found if each.fits]
+        measured = [self._measured(name, memory, each) for each in batches]
+        fitting = [each for each in measured if each.fits]
         if not fitting:
-            return min(found, key=lambda each: each.memory.total_bytes if each.memory else 0)
+            return min(measured, key=lambda each: each.memory.total_bytes if each.memory else 0)
         best = min(fitting, key=lambda each: (_seconds(each), -each.tokens))
         return replace(best, largest=max(fitting, key=lambda each: each.tokens).micro_batch)
 
@@ -182,26 +171,15 @@ def uneven_batch(rows: int, groups: int, asked: int | None) -> str:
     return f"--global_batch_size {rows} is no multiple of {what}; use {' or '.join(map(str, sizes))}"
 
 
-def _problems(plan: AnyPlan) -> Sequence[str]:
-    assert plan.model_config is not None
-    found = check_weights(plan, stored_quantisation(plan.model_config))
-    checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)
-    found += [each for check in (*checks, check_communication) for each in check(plan)]
-    return list(dict.fromkeys(map(str, found)))
-
-
 def unknown_lengths(plan: AnyPlan) -> RowLengths:
     """Of rows that are not read: each has `--max_length` tokens."""
     return RowLengths(plan.sequence_limit, plan.sequence_limit, plan.sequence_limit)
 
 
 def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) -> list[MicroBatchSize]:
-    """All micro-batches that a run may choose; none if its processes cannot share the global batch.
+    """All micro-batches that a run may choose, or that which is asked for, as in `candidates`.
 
-    Args:
-        plan: of the run, with its launch.
-        lengths: of the training rows.
-        asked: the only one that is wanted, in rows, or in tokens under `--max_tokens_per_device`.
+    There are none if the processes cannot share the global batch.
     """
     rows, rest = divmod(plan.training.global_batch_size, plan.launch.data_size)
     if rest:

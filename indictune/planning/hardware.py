@@ -118,16 +118,10 @@ def machine_of(
     internode_bytes_s: float | None = None,
     host_bytes: float = 0.0,
 ) -> Machine:
-    """A machine of known GPUs.
+    """A machine of GPUs by their name in `known_gpus`, in nodes of equal size, with a link of `known_links`.
 
-    Args:
-        gpu: a name of `known_gpus`.
-        gpus: in all nodes.
-        nodes: of equal size.
-        memory_bytes: of a GPU; None takes the data sheet's.
-        interconnect: a name of `known_links`; None takes the data sheet's link.
-        internode_bytes_s: of a node to the others, in one direction; None takes a port for each GPU.
-        host_bytes: memory of a node; 0 for unknown.
+    None takes memory and link of the data sheet. `internode_bytes_s` are those of a node to the others, in one
+    direction; None takes a port for each GPU. The memory of a node is 0 for unknown.
     """
     figures, of_node = known_gpus()[gpu], gpus // nodes
     port = 1e9 / 8 * assumed("internode_gbit_s") if internode_bytes_s is None else internode_bytes_s / of_node

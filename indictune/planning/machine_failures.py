@@ -74,15 +74,7 @@ _UNKNOWN = KnownRows()
 def out_of_memory(
     error: BaseException, plan: AnyPlan | None, step: int, place: str, trainer: Trainer | None = None
 ) -> Problem:
-    """The answer to an error of `is_out_of_memory`.
-
-    Args:
-        error: as raised.
-        plan: of the run; None before there is one.
-        step: the last one that ended.
-        place: the last one that this rank passed, as in `Progress`.
-        trainer: that trains; None before.
-    """
+    """The answer to an error of `is_out_of_memory`, after the last step and place of this rank, as in `Progress`."""
     text = str(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in text
     free, capacity = torch.cuda.mem_get_info() if on_gpu and torch.cuda.is_available() else free_and_capacity()
@@ -302,13 +294,9 @@ _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: K
 def explain_failure(
     error: BaseException, plan: AnyPlan | None, killed_before: int, trainer: Trainer | None = None
 ) -> str | None:
-    """The problem behind an error, or behind one that caused it; None for any other error.
+    """The problem behind an error that ended the run on this rank, or behind its cause; None for any other error.
 
-    Args:
-        error: that ended the run on this rank.
-        plan: of the run; None before there is one.
-        killed_before: `killed_processes` when the run began.
-        trainer: that trains; None before.
+    `killed_before` are the `killed_processes` when the run began.
     """
     for each in _causes(error):
         if found := _explained(each, plan, killed_before, trainer):

@@ -28,7 +28,7 @@ class Memory:
 
     parameters: int  # with the fp32 copies that DeepSpeed updates
     gradients: int  # of the backward pass, or between micro-batches if they take more then
-    optimizer_states: int  # of the optimizer
+    optimizer_states: int
     activations: int  # kept for the backward pass
     logits: int = 0  # and their gradient
     working_copies: int = 0  # weights that are gathered or cast, and gradients while they are summed

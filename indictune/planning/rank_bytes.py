@@ -28,7 +28,7 @@ class Kept:
 
     parameters: float  # with the fp32 copies that DeepSpeed updates
     gradients: float  # in the backward pass, or at the optimizer's step
-    optimizer_states: float  # of the optimizer
+    optimizer_states: float
     host: float = 0.0  # those of the three that are in CPU memory
 
 
@@ -38,7 +38,7 @@ class Types:
 
     trained: int  # of a weight that gets a gradient
     frozen: int  # of another one that is not packed
-    gradient: int  # of a gradient
+    gradient: int
     state: float  # of the optimizer's states of one weight
     computed: int  # of a weight and an activation in the computation
     summed: int  # of a gradient while ranks sum it
@@ -79,13 +79,9 @@ def is_sharded(launch: Launch) -> bool:
 
 
 def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step: bool = False) -> Kept:
-    """What a rank keeps of its weights.
+    """What a rank keeps of its weights, before its data axis shards them.
 
-    Args:
-        weights: of the rank, before its data axis shards them.
-        launch: of the run.
-        types: of the run.
-        at_step: whether gradients are those of the optimizer's step; else of the last backward pass before it.
+    Gradients are those of the optimizer's step, or of the last backward pass before it.
 
     DDP keeps all: 16 bytes a parameter with AdamW. ZeRO (Rajbhandari et al. 2020, section 5) and FSDP2 split states,
     gradients and weights over the shards. In 16 bits ZeRO-1 keeps 4 + 12 / N bytes, ZeRO-2 2 + 14 / N, ZeRO-3 16 / N.
@@ -201,13 +197,8 @@ def activation_bytes(
 ) -> float:
     """Bytes that a rank keeps of its layers. With checkpointing: the input of each layer, and one whole layer.
 
-    Args:
-        plan: of the run.
-        types: of the run.
-        tokens: of a micro-batch of the rank.
-        weights: of the rank.
-        repeats: how often each of its layers runs.
-        in_flight: micro-batches that a stage of a pipeline keeps at once.
+    The tokens are those of a micro-batch of the rank. Each layer of its weights runs some times. A stage of a pipeline
+    keeps several micro-batches at once.
     """
     assert plan.model_config is not None
     units = len({each.unit for each in weights} - {""})

@@ -71,11 +71,7 @@ def keys_passed(
 def data_bytes(gradients: float, weights: float, launch: Launch, micro_batches: int) -> tuple[float, float]:
     """Bytes that a rank sends in a step for the data axis on GPUs: over the ring of shards, and over their copies.
 
-    Args:
-        gradients: bytes of all of them, as they are summed.
-        weights: bytes of those that are gathered.
-        launch: of the run.
-        micro_batches: of a step.
+    The gradients are bytes of all of them, as they are summed, and the weights bytes of those that are gathered.
 
     - DDP: one sum of all gradients.
     - ZeRO-1: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
@@ -159,15 +155,7 @@ def flops_of_gpu(plan: AnyPlan, machine: Machine) -> float:
 def estimate_step(
     memory: RankMemory, weights: ModelWeights, machine: Machine, lengths: RowLengths, micro_batches: int
 ) -> Step:
-    """The time of a step.
-
-    Args:
-        memory: of the run, which has its plan and the weights of its ranks.
-        weights: of the whole model.
-        machine: that it runs on.
-        lengths: of the training rows.
-        micro_batches: of a step.
-    """
+    """The time of a step. The memory has the plan and the weights of ranks; `weights` are those of the whole model."""
     plan, launch, axes, recomputes = memory.plan, memory.plan.launch, memory.plan.launch.axes, _recomputes(memory.plan)
     widths, value = layer_widths(memory.config), memory.types.computed
     at_once = plan.training.global_batch_size * lengths.mean / launch.data_size / micro_batches

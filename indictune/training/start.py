@@ -34,7 +34,7 @@ from indictune.distributed.devices import check_cpu_time, split_batch
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
-from indictune.distributed.strategy import check_communication
+from indictune.distributed.strategy import check_strategy
 from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
@@ -161,7 +161,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         found |= {"eval_strategy": "no", "load_best_model_at_end": False}
     plan = plan.derive(**found)
     if by_tokens:
-        Problems(check_communication(plan) + check_launch(plan)).raise_any()
+        Problems(check_strategy(plan) + check_launch(plan)).raise_any()
     return plan
 
 

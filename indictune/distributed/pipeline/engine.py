@@ -200,12 +200,8 @@ class Pipeline:
     def part_of_states(self, model: nn.Module, decayed: Collection[str], whole: dict[str, Any]) -> dict[str, Any]:
         """What this rank loads of the optimizer states of a whole model, numbered as one process numbers its stages.
 
-        All ranks must call it.
-
-        Args:
-            model: with the stages of this rank.
-            decayed: names of the parameters of these that weight decay applies to.
-            whole: the state dict of one process: parameters with weight decay come first.
+        All ranks must call it. `decayed` has the names of this rank's parameters with weight decay. They come first in
+        the state dict of one process.
         """
         of_stages: list[Any] = [None] * self.group.size()
         torch.distributed.all_gather_object(of_stages, set(decayed), group=self.group)

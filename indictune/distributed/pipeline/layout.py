@@ -37,13 +37,7 @@ def actions(schedule: str, rank: int, ranks: int, micro_batches: int) -> list[Ac
 
     GPipe computes all forward passes first, and so keeps the activations of all micro-batches. 1F1B (PipeDream-Flush,
     arXiv:2006.09503) keeps at most as many as there are stages after it. The interleaved schedule (arXiv:2104.04473)
-    is 1F1B with two stages a rank: half the bubble for twice the messages.
-
-    Args:
-        schedule: of `SCHEDULES`.
-        rank: in the pipeline.
-        ranks: of the pipeline.
-        micro_batches: of the step, at least 1.
+    is 1F1B with two stages a rank: half the bubble for twice the messages. A step has at least one micro-batch.
     """
     chunks = chunks_of(schedule)
     forwards = _passes(True, rank, ranks, micro_batches, chunks)
@@ -157,9 +151,6 @@ def _cost(module: nn.Module) -> float:
     return sum(each.numel() * (TABLE if id(each) in tables else 1) for each in module.parameters())
 
 
-_SHARES_LAYERS = "albert"
-
-
 def check_pipeline(plan: AnyPlan) -> list[Problem]:
     """Refuse models that cannot be cut into so many stages, and flags that stages do not have."""
     if plan.launch.axes.pipeline == 1:
@@ -168,15 +159,12 @@ def check_pipeline(plan: AnyPlan) -> list[Problem]:
         problem("not-in-a-pipeline", f"--{flag}", str(value).lower(), reason=reason)
         for flag, value, reason in _refused_flags(plan)
     ]
-    return [*_of_model(plan), *flags, *check_micro_batches(plan)]
-
-
-def check_micro_batches(plan: AnyPlan) -> list[Problem]:
-    """Refuse a number of micro-batches that the schedule does not have, once it is known."""
+    found = [*_of_model(plan), *flags]
     stages, steps = plan.launch.axes.pipeline, plan.derived.get("gradient_accumulation_steps")
-    if stages == 1 or plan.training.pipeline_schedule != INTERLEAVED or steps is None or steps % stages == 0:
-        return []
-    return [problem("interleaved-micro-batches", "--pipeline_schedule", INTERLEAVED, stages=stages, steps=steps)]
+    if plan.training.pipeline_schedule == INTERLEAVED and steps is not None and steps % stages:
+        sizes = {"stages": stages, "steps": steps}
+        found.append(problem("interleaved-micro-batches", "--pipeline_schedule", INTERLEAVED, **sizes))
+    return found
 
 
 def _of_model(plan: AnyPlan) -> list[Problem]:
@@ -185,7 +173,7 @@ def _of_model(plan: AnyPlan) -> list[Problem]:
         return []
     if config.model_type not in LAYOUTS or has_own_code(plan.model, config):
         reason = f"Models of type {config.model_type} are not known ({', '.join(LAYOUTS)} are)"
-        if config.model_type == _SHARES_LAYERS:
+        if config.model_type == "albert":
             reason = "All its layers are one set of weights, which each stage would hold"
         elif config.model_type in LAYOUTS:
             reason = "It has its own code"

@@ -23,11 +23,8 @@ class StageLinks:
     """The links of one rank to its neighbours in a ring of stages.
 
     Each direction of each link, for states and for gradients, is a group of its own. NCCL runs the messages of one
-    group in order: two neighbours that both send first would wait for each other.
-
-    Args:
-        pipelines: the ranks of each pipeline of the run, by stage. All ranks must pass the same.
-        is_ring: whether the last rank also sends to the first.
+    group in order: two neighbours that both send first would wait for each other. All ranks must pass the ranks of all
+    pipelines of the run, by stage. In a ring, the last one also sends to the first.
     """
 
     def __init__(self, pipelines: Sequence[Sequence[int]], is_ring: bool) -> None:
@@ -71,11 +68,7 @@ Mark = float | torch.Event
 
 
 class IdleTime:
-    """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps.
-
-    Args:
-        device: of the rank.
-    """
+    """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
