@@ -13,7 +13,7 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed import strategy
-from indictune.distributed.devices import steps_of_run
+from indictune.distributed.devices import dtype_of, steps_of_run
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
@@ -83,8 +83,6 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
     per_device, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
     axes = shown_axes(launch)
     batch = f"{launch.data_size} x {per_device} rows x {accumulation} accumulation step(s)"
-    half = "float16" if training.fp16 else "bfloat16"
-    is_half = training.bf16 or training.fp16 or training.bf16 is None
     values = {
         "task": task_name,
         "model": plan.model.model_name_or_path,
@@ -95,7 +93,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
         "max length": f"{plan.data.max_length} tokens",
         "learning rate": f"{training.learning_rate:g}, {training.lr_scheduler_type}",
-        "computed in": half if is_half else "float32",
+        "computed in": {"bf16": "bfloat16", "fp16": "float16"}.get(dtype_of(training), "float32"),
         "output_dir": training.output_dir or "",
     }
     return "".join(f"{name + ':':15}{value}\n" for name, value in values.items() if value)

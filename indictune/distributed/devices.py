@@ -165,7 +165,7 @@ def missing_gpu(plan: AnyPlan) -> str:
     return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {parameters} TRAIN SLOWLY ON A CPU."
 
 
-def default_tf32(training: TrainingArguments) -> bool | None:
+def default_tf32(training: IndicTrainingArguments) -> bool | None:
     """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
 
     A model in half precision may compute the rest in TF32. A compiled model in fp32 stays as exact as a plain one:
@@ -173,7 +173,7 @@ def default_tf32(training: TrainingArguments) -> bool | None:
     """
     if not is_torch_tf32_available():
         return None
-    if training.bf16 or training.fp16 or training.bf16 is None:  # None: TRL computes in bf16
+    if dtype_of(training) != "float32":
         return True
     is_compiled = training.torch_compile or training.torch_compile_backend or training.torch_compile_mode
     return False if is_compiled else None

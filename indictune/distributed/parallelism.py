@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import AnyPlan, Launch
+from indictune.config.plan import Launch
 from indictune.distributed import collectives, sharding
 from indictune.distributed.zero import DEEPSPEED_NAMES
-from indictune.errors import Problem
 from indictune.models.adapters import without_adapter
 from indictune.models.task_models import is_unread
 from indictune.tasks.protocol import Collator
@@ -164,24 +163,6 @@ class Parallelism:
             save()
         elif not in_shards:
             sharding.save_gathered(trainer, folder)
-
-
-def check_axes(plan: AnyPlan) -> list[Problem]:
-    """Check each axis that processes split. What the launch lacks is not imported."""
-    axes, checks = plan.launch.axes, list[Callable[[AnyPlan], list[Problem]]]()
-    if axes.pipeline > 1:
-        from indictune.distributed.pipeline.layout import check_pipeline
-
-        checks.append(check_pipeline)
-    if axes.context > 1:
-        from indictune.distributed.context import check_context
-
-        checks.append(check_context)
-    if axes.tensor > 1:
-        from indictune.distributed.tensor import check_split
-
-        checks.append(check_split)
-    return [each for check in checks for each in check(plan)]
 
 
 def max_norm(trainer: Trainer) -> float:

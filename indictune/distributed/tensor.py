@@ -100,14 +100,14 @@ def check_split(plan: AnyPlan) -> list[Problem]:
         found.append(problem("fp16-under-tensor", "--fp16", "true", strategy=plan.launch.strategy))
     refused = {
         # AutoTP (0.19.8) does not look into a layer with an adapter.
-        "--method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
-        "--use_dora": model.use_dora,
+        "method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
+        "use_dora": model.use_dora,
+        "modules_to_save": model.method != "full" and bool(model.modules_to_save),
     }
-    refused["--modules_to_save"] = model.method != "full" and bool(model.modules_to_save)
-    for flag in (flag for flag, is_refused in refused.items() if is_refused):
-        value = getattr(model, flag.removeprefix("--"))
+    for name in (name for name, is_refused in refused.items() if is_refused):
+        value = getattr(model, name)
         shown = " ".join(value) if isinstance(value, list) else str(value).lower()
-        found.append(problem("not-under-tensor", flag, shown, strategy=plan.launch.strategy))
+        found.append(problem("not-under-tensor", f"--{name}", shown, strategy=plan.launch.strategy))
     return found
 
 

@@ -9,9 +9,11 @@ from functools import cache
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.choose_launcher import Launcher
+from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
-from indictune.distributed.parallelism import check_axes
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy import check_strategy, check_weights, default_optimizer
+from indictune.distributed.tensor import check_split
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
 from indictune.planning.hardware import Machine, assumed
@@ -130,7 +132,9 @@ class _Search:
         if optim is not None and "optim" not in own.recipe.values:
             own = own.derive(optim=optim)
         assert own.model_config is not None
-        found = check_weights(own, stored_quantisation(own.model_config)) + check_axes(own) + check_strategy(own)
+        found = check_weights(own, stored_quantisation(own.model_config))
+        checks = (check_split, check_pipeline, check_context, check_strategy)
+        found += [each for check in checks for each in check(own)]
         batches, problems = micro_batches(own, self.lengths, self.asked), dict.fromkeys(map(str, found))
         if problems or not batches:
             rows = self.asked if own.training.max_tokens_per_device is None else None

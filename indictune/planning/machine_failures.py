@@ -298,9 +298,11 @@ def explain_failure(
 
     `killed_before` are the `killed_processes` when the run began.
     """
-    for each in _causes(error):
-        if found := _explained(each, plan, killed_before, trainer):
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _explained(cause, plan, killed_before, trainer):
             return str(found)
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -328,13 +330,6 @@ def _names_one_of(asked: str, known: list[str], is_exact: bool) -> bool:
     if is_exact or asked.startswith("="):
         return any(name in known for name in asked.removeprefix("=").split(","))
     return any(name.startswith(beginning) for name in known for beginning in asked.split(","))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _explained(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed.devices import dtype_of
 from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.layout import GPIPE, chunks_of
 from indictune.planning.rank_weights import LayerWidths, Weight, layer_widths
@@ -46,8 +47,7 @@ class Types:
 
 def is_half(plan: AnyPlan) -> bool:
     """Whether the run computes in 16 bits."""
-    training = plan.training  # bf16 None means bf16, unless fp16 is given
-    return bool(training.bf16 is None or training.bf16 or training.fp16 or plan.model.method == "qlora")
+    return dtype_of(plan.training) != "float32" or plan.model.method == "qlora"
 
 
 def types_of(plan: AnyPlan) -> Types:

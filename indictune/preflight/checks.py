@@ -16,7 +16,6 @@ from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.parallelism import check_axes
 from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
@@ -161,12 +160,25 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_launch(plan: AnyPlan) -> list[Problem]:
-    """Check the machine of several processes, and each axis that they split."""
-    if plan.launch.world_size == 1:
-        return check_axes(plan)
-    from indictune.planning.machine_failures import check_interfaces
+    """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
+    axes, checks = plan.launch.axes, list[Check]()
+    if axes.pipeline > 1:
+        from indictune.distributed.pipeline.layout import check_pipeline
 
-    return check_axes(plan) + check_interfaces(plan)
+        checks.append(check_pipeline)
+    if axes.context > 1:
+        from indictune.distributed.context import check_context
+
+        checks.append(check_context)
+    if axes.tensor > 1:
+        from indictune.distributed.tensor import check_split
+
+        checks.append(check_split)
+    if plan.launch.world_size > 1:
+        from indictune.planning.machine_failures import check_interfaces
+
+        checks.append(check_interfaces)
+    return [each for check in checks for each in check(plan)]
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:

@@ -117,11 +117,7 @@ def spans(model: nn.Module, stages: int) -> list[range]:
 def cut(blocks: Sequence[float], first: float, last: float, stages: int) -> list[range]:
     """Cut layers into runs of at least one, whose largest cost is smallest.
 
-    Args:
-        blocks: cost of each layer.
-        first: cost of what stands before the layers, in the first stage.
-        last: cost of what stands behind them, in the last stage.
-        stages: at most as many as there are layers.
+    The first stage has the first cost too, of what stands before the layers, and the last stage that of what follows.
     """
     before = [first + each for each in itertools.accumulate(blocks, initial=0.0)]
     before[0], before[-1] = 0.0, before[-1] + last

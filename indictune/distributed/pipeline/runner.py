@@ -120,9 +120,6 @@ class Runner:
     longest. docs/design.md has the measured times.
 
     Args:
-        stages: of this rank.
-        links: to its neighbours.
-        schedule: of `SCHEDULES`.
         autocast: what a stage computes in that is not the last; the model itself does so in the last.
         waits: measures the passes.
         before_backward: called with whether the next backward pass is the last one of a step; or None.
