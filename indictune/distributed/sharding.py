@@ -273,7 +273,7 @@ def whole_parameter(parameter: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def reading_weights(args: TrainingArguments, are_sent: bool = False) -> Iterator[bool]:
+def reading_weights(args: TrainingArguments, are_sent: bool) -> Iterator[bool]:
     """A block that reads a model's weights. It yields whether this rank must read them. All ranks must enter it.
 
     `are_sent` says that rank 0 sends each rank its part. With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank

@@ -204,7 +204,10 @@ def activation_bytes(
     units = len({each.unit for each in weights} - {""})
     casts = types.computed == HALF and types.trained == FP32 and engine_of(plan.launch.strategy) != "fsdp2"
     in_fp32 = casts and (plan.model.method == "full" or types.frozen == FP32)
-    at_work, cast = _layer_at_work(plan, types, casts, in_fp32, _adapted(plan, weights), max(units, 1))
+    shapes = [each.shape for each in weights if each.is_trained and each.unit and len(each.shape) == 2]
+    # The widths of the inputs of all adapters: the columns of their first matrix, whose rows are `--lora_r`.
+    adapted = [columns for rows, columns in shapes if plan.model.method != "full" and rows == plan.model.lora_r]
+    at_work, cast = _layer_at_work(plan, types, casts, in_fp32, adapted, max(units, 1))
     layers, inputs = in_flight * units * repeats, 0.0
     if plan.training.gradient_checkpointing or plan.training.activation_checkpointing:
         inputs, layers = layers * layer_widths(plan.model_config).hidden * (FP32 if in_fp32 else types.computed), 1.0
@@ -229,14 +232,6 @@ def _layer_at_work(
     kept = types.computed + drops if is_frozen else 0
     adapters = sum(width * kept + plan.model.lora_r * types.computed for width in adapted) / units
     return layer + adapters, (1 + drops) * FP32 * max(adapted, default=0) if adapts_fp32 else 0
-
-
-def _adapted(plan: AnyPlan, weights: Sequence[Weight]) -> list[int]:
-    """The widths of the inputs of all adapters: the columns of their first matrix, whose rows are `--lora_r`."""
-    if plan.model.method == "full":
-        return []
-    shapes = [each.shape for each in weights if each.is_trained and each.unit and len(each.shape) == 2]
-    return [columns for rows, columns in shapes if rows == plan.model.lora_r]
 
 
 def in_flight(plan: AnyPlan, stage: int, micro_batches: int) -> int:

@@ -52,7 +52,9 @@ class ModelWeights:
     def __init__(self, meta: MetaModel) -> None:
         own = self._own = meta.own
         self.counts = meta.counts
-        units = _units(own)
+        blocks = set(repeated_blocks(own))
+        repeated = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
+        units = {id(parameter): name for name, layer in repeated for parameter in layer.parameters()}
         self._all = {
             name: Weight(
                 *(tuple(each.shape), each.requires_grad, each in meta.packed, each in meta.looked_up),
@@ -87,12 +89,6 @@ def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
     if style.startswith("colwise"):
         return (shape[0] // parts, *shape[1:])
     return (shape[0], shape[1] // parts) if style.startswith("rowwise") and len(shape) == 2 else shape
-
-
-def _units(own: PreTrainedModel) -> dict[int, str]:
-    blocks = set(repeated_blocks(own))
-    layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
-    return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
 
 
 def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:

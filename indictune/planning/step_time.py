@@ -156,8 +156,9 @@ def estimate_step(
     memory: RankMemory, weights: ModelWeights, machine: Machine, lengths: RowLengths, micro_batches: int
 ) -> Step:
     """The time of a step. The memory has the plan and the weights of ranks; `weights` are those of the whole model."""
-    plan, launch, axes, recomputes = memory.plan, memory.plan.launch, memory.plan.launch.axes, _recomputes(memory.plan)
-    widths, value = layer_widths(memory.config), memory.types.computed
+    plan, launch, axes, types = memory.plan, memory.plan.launch, memory.plan.launch.axes, memory.types
+    recomputes = bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
+    widths, value = layer_widths(memory.config), types.computed
     at_once = plan.training.global_batch_size * lengths.mean / launch.data_size / micro_batches
     own = at_once / axes.context
     sums_of_layer = (SUMS_IF_GATED if widths.is_gated else SUMS) + (SUMS_RECOMPUTED if recomputes else 0)
@@ -165,7 +166,9 @@ def estimate_step(
     keys = micro_batches * keys_passed(widths, axes, at_once, value, recomputes) / axes.tensor
     chunks = chunks_of(plan.training.pipeline_schedule)
     passed = micro_batches * passed_on(widths, axes, own, value, chunks)
-    data, copies = _data_bytes(memory, micro_batches)
+    trained = sum(each.numel for each in memory.heaviest if each.is_trained)
+    gathered = _weight_bytes(memory) if _splits_weights(launch) else trained * types.computed
+    data, copies = data_bytes(trained * types.summed, gathered, launch, micro_batches)
     ring = data_shards(launch) if _splits_weights(launch) else launch.data_size * axes.context
     flops = flops_of_step(plan, weights, lengths, recomputes)
     return Step(
@@ -194,18 +197,6 @@ def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, rec
     attention = 4 * widths.layers * widths.hidden * lengths.attended * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
     return passes * products + of_trained + (passes + 1) * attention
-
-
-def _recomputes(plan: AnyPlan) -> bool:
-    return bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
-
-
-def _data_bytes(memory: RankMemory, micro_batches: int) -> tuple[float, float]:
-    """As `data_bytes`, of the heaviest rank."""
-    types, launch = memory.types, memory.plan.launch
-    trained = sum(each.numel for each in memory.heaviest if each.is_trained)
-    gathered = _weight_bytes(memory) if _splits_weights(launch) else trained * types.computed
-    return data_bytes(trained * types.summed, gathered, launch, micro_batches)
 
 
 def _weight_bytes(memory: RankMemory) -> float:

@@ -29,12 +29,8 @@ from indictune.distributed.upstream import save_whole
 class StageGradients:
     """The gradients of one rank's stages.
 
-    Args:
-        model: with the parameters of the rank.
-        stages: of the rank.
-        stages_group: the ranks of this pipeline.
-        copies_group: the ranks with the same stages and other rows; None if FSDP2 sums over them.
-        ends_group: the ranks of the first and the last stage, on these, if both have a weight; else None.
+    The copies are the ranks with the same stages and other rows; None if FSDP2 sums over them. The ends are the ranks
+    of the first and the last stage, on these, if both have a weight; else None.
     """
 
     def __init__(
