@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.state import DistributedType
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from indictune.distributed.pipeline.engine import Pipeline
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pipeline", "replicas", "shards", "tensor"
-
-Computed = TypeVar("Computed")
 
 
 class Parallelism:

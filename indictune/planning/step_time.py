@@ -156,7 +156,8 @@ def estimate_step(
     memory: RankMemory, weights: ModelWeights, machine: Machine, lengths: RowLengths, micro_batches: int
 ) -> Step:
     """The time of a step. The memory has the plan and the weights of ranks; `weights` are those of the whole model."""
-    plan, launch, axes, types = memory.plan, memory.plan.launch, memory.plan.launch.axes, memory.types
+    plan, types = memory.plan, memory.types
+    launch, axes = plan.launch, plan.launch.axes
     recomputes = bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
     widths, value = layer_widths(memory.config), types.computed
     at_once = plan.training.global_batch_size * lengths.mean / launch.data_size / micro_batches
