@@ -84,12 +84,10 @@ def ignored_values(plan: AnyPlan) -> list[str]:
     known, found = plan.recipe.values.keys() | plan.derived.keys(), []
     for key, value, fields in _values(plan):
         ours = {name: getattr(plan.training, name) for name in fields if name in known}
-        if not any(own != fields[name] for name, own in ours.items()):
-            continue
         counts = [f"--{name} {_shown(own)} counts" for name, own in ours.items() if own != fields[name]]
-        if _DERIVED in ours:
+        if counts and _DERIVED in ours:
             counts = [f"{ours[_DERIVED]} follows from --global_batch_size {plan.training.global_batch_size}"]
-        found.append((key, value, counts[0]))
+        found += [(key, value, instead) for instead in counts[:1]]
     if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
     if engine_of(plan.launch.strategy) == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":

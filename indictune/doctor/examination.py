@@ -14,31 +14,13 @@ from transformers import TrainingArguments
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed import agreement, collectives
 from indictune.distributed.launch import shown_axes
-from indictune.doctor import rank_checks
+from indictune.doctor import machine, rank_checks, run_files
 from indictune.doctor.check_lines import Outcome, merged, of_problem
-from indictune.doctor.machine import (
-    PACKAGES_CHECK,
-    build_line,
-    four_bit_line,
-    gpu_facts,
-    gpu_lines,
-    package_lines,
-    shared_memory_line,
-)
 from indictune.doctor.roll_call import RollCall
-from indictune.doctor.run_files import (
-    OUTPUT_CHECK,
-    ROWS_CHECK,
-    disk_line,
-    hub_line,
-    nearest_folder,
-    row_digests,
-    row_line,
-)
 from indictune.errors import Problem, UserError, problem
 
 RECIPE_CHECK, LAUNCH_CHECK, _BACKEND_FLAG = "recipe", "launch", "ddp_backend"
-_FIRST = (PACKAGES_CHECK, RECIPE_CHECK, ROWS_CHECK)
+_FIRST = (machine.PACKAGES_CHECK, RECIPE_CHECK, run_files.ROWS_CHECK)
 _BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the tensor of a collective
 _TIMES = {"cpu": 3, "cuda": 10}
 
@@ -73,7 +55,7 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     own = [[Outcome(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
     lines = merged(own, hosts)
     found += [line for line in lines if line.check in _FIRST]
-    found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
+    found += machine.gpu_lines([rank["gpus"] for rank in ranks], hosts)
     found += rank_checks.difference_lines([rank["values"] for rank in ranks], hosts)
     try:
         with roll.at("bringing up the process group"):
@@ -89,13 +71,13 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
 def _of_this_rank(subject: Subject) -> dict[str, Any]:
     """What this rank sees of its machine, as JSON."""
     plan = subject.plan
-    own = gpu_facts(subject.local_rank)
+    own = machine.gpu_facts(subject.local_rank)
     interface = plan.environ.get("NCCL_SOCKET_IFNAME" if own["name"] else "GLOO_SOCKET_IFNAME", "")
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if own["visible"] else None  # type: ignore[no-untyped-call]
-    rows = row_digests(plan.configuration)
+    rows = run_files.row_digests(plan.configuration)
     values = {**subject.values, **rows, "CUDA of torch": torch.version.cuda, "NCCL": nccl}
     return {
-        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
+        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), run_files.row_line(rows))],
         "gpus": own,
         "links": rank_checks.link_facts(own["name"], interface),
         "values": agreement.short_values(values),
@@ -106,16 +88,20 @@ def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
     plan = subject.plan
     device = torch.device("cuda", subject.local_rank) if subject.local_rank < visible_gpus else torch.device("cpu")
     with ThreadPoolExecutor(1) as pool:  # the Hub may take its time
-        hub = pool.submit(hub_line, subject.repository) if plan.launch.rank == 0 else None
-        found = package_lines(plan.environ, visible_gpus, plan.launch.world_size)
+        hub = pool.submit(run_files.hub_line, subject.repository) if plan.launch.rank == 0 else None
+        found = machine.package_lines(plan.environ, visible_gpus, plan.launch.world_size)
         found += [of_problem(RECIPE_CHECK, each) for each in subject.problems]
         if not subject.problems:
             found.append(Outcome(RECIPE_CHECK, "ok", subject.recipe or "none given"))
         if plan.training.output_dir:
-            found.append(disk_line(plan, timed=subject.local_rank == 0))
+            found.append(run_files.disk_line(plan, timed=subject.local_rank == 0))
         else:
-            found.append(Outcome(OUTPUT_CHECK, "ok", "none given"))
-        found += [shared_memory_line(), build_line(plan.launch), four_bit_line(device, subject.is_quantised)]
+            found.append(Outcome(run_files.OUTPUT_CHECK, "ok", "none given"))
+        found += [
+            machine.shared_memory_line(),
+            machine.build_line(plan.launch),
+            machine.four_bit_line(device, subject.is_quantised),
+        ]
         return found + ([hub.result()] if hub else [])
 
 
@@ -138,7 +124,7 @@ def _between_ranks(
         own["links"] = rank_checks.link_rates(device)
     if subject.plan.training.output_dir:
         with roll.at("a file that all nodes see"):
-            own["shared"] = collectives.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
+            own["shared"] = collectives.disk_is_shared(run_files.nearest_folder(subject.plan.output_dir), args)
     of_ranks = roll.exchange("the measurements", own)
     found = rank_checks.clock_lines([each["clock"] for each in of_ranks], hosts)
     right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in rank_checks.COLLECTIVES}
@@ -186,9 +172,9 @@ def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
     base = rank_checks.known_numbers(_NUMBERS, args.device)
     right = {each.name: rank_checks.is_right(each, base) for each in rank_checks.COLLECTIVES}
     own = [
-        *package_lines(plan.environ, plan.gpus, args.world_size),
-        shared_memory_line(),
-        disk_line(plan, timed=False),
+        *machine.package_lines(plan.environ, plan.gpus, args.world_size),
+        machine.shared_memory_line(),
+        run_files.disk_line(plan, timed=False),
     ]
     everyone = collectives.gather_from_all((agreement.host_name(), own, right, rank_checks.clock_readings()))
     hosts = [each[0] for each in everyone]
