@@ -28,9 +28,9 @@ from indictune.distributed.pipeline.layout import bubble
 from indictune.models.builtin import resolve
 from indictune.models.config_shapes import meta_model
 from indictune.planning.machine_failures import PARTS
-from indictune.planning.rank_bytes import Kept, Types, gradients_between, kept_bytes
+from indictune.planning.rank_bytes import Kept, Types, data_shards, gradients_between, kept_bytes
 from indictune.planning.rank_weights import LayerWidths, ModelWeights, Weight
-from indictune.planning.step_time import SUMS, AxisSizes, bytes_summed, keys_passed, layer_sums, passed_on
+from indictune.planning.step_time import SUMS, bytes_summed, keys_passed, layer_sums, passed_on
 
 ROWS, TOKENS, TOKENS_OF_CHAT = 16, 32, 512  # of a step, and of a row
 MICRO_BATCHES = 4
@@ -45,48 +45,46 @@ class Case:
 
     Attributes:
         strategy: a file in `accelerate_configs/`.
-        sizes: of the axes.
-        data: the strategy that splits the batch the same way without other axes.
+        launch: of the strategy that splits the batch the same way without other axes, with these axes.
     """
 
     strategy: str
-    sizes: AxisSizes
-    data: str
+    launch: Launch
 
     @property
     def is_chat(self) -> bool:
         """Whether a LLaMA is trained: classifiers have no context axis."""
-        return self.sizes.context > 1
+        return self.launch.axes.context > 1
 
     @property
     def has_master_copies(self) -> bool:
         """Whether DeepSpeed updates copies of the weights."""
-        return self.data.startswith("zero")
+        return self.launch.strategy.startswith("zero")
 
     @property
     def shows_gradients(self) -> bool:
         """Whether gradients can be counted between micro-batches: DeepSpeed hides them, and stages have none then."""
-        return not self.has_master_copies and self.sizes.pipeline == 1
+        return not self.has_master_copies and self.launch.axes.pipeline == 1
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
         """Of HSDP, for which one machine stands for several nodes, and of stages in shards."""
-        replicas, stages = self.sizes.replicas, self.sizes.pipeline
-        if stages > 1 and self.data == "fsdp2":
+        replicas, stages = self.launch.axes.replicas, self.launch.axes.pipeline
+        if stages > 1 and self.launch.axes.is_sharded:
             return ("--megatron_lm_pp_degree", str(stages), "--megatron_lm_use_custom_fsdp", "true")
         return ("--parallelism_config_dp_replicate_size", str(replicas)) if replicas > 1 else ()
 
     def sent_bytes(self, count: Count) -> float:
         """Bytes that the first rank should send in a step, over gloo."""
-        sizes, own = self.sizes, self._of_rank(count)
-        tokens = ROWS * (TOKENS_OF_CHAT if self.is_chat else TOKENS) // MICRO_BATCHES // sizes.data
+        launch, axes, own = self.launch, self.launch.axes, self._of_rank(count)
+        tokens = ROWS * (TOKENS_OF_CHAT if self.is_chat else TOKENS) // MICRO_BATCHES // launch.data_size
         shape = LayerWidths(count.layers, count.hidden, 4 * count.hidden, 1, count.key_values, is_gated=False)
-        ranks = sizes.shards if sizes.split == "weights" else sizes.data
-        of_data = expected_bytes(self.data, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
-        of_copies = bytes_summed(4 * own.elements / ranks, sizes.replicas)
-        messages = passed_on(shape, sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
-        sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS)
-        keys = keys_passed(shape, sizes, tokens, value_bytes=4, recomputes=True, gpu=False)
+        ranks = data_shards(launch) if axes.is_sharded else launch.data_size
+        of_data = expected_bytes(launch.strategy, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
+        of_copies = bytes_summed(4 * own.elements / ranks, axes.replicas)
+        messages = passed_on(shape, axes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
+        sums = layer_sums(shape, axes, tokens, value_bytes=4, sums=SUMS)
+        keys = keys_passed(shape, axes, tokens, value_bytes=4, recomputes=True, gpu=False)
         return of_data + of_copies + MICRO_BATCHES * (messages + sums + keys)
 
     def kept_bytes(self) -> Kept:
@@ -98,38 +96,41 @@ class Case:
         return gradients_between(*self._planned())
 
     def _planned(self) -> tuple[list[Weight], Launch, Types]:
-        sizes, fp32 = self.sizes, Types(trained=4, frozen=4, gradient=4, state=8, computed=4, summed=4)
-        axes = Axes(sizes.pipeline, sizes.tensor, sizes.context, sizes.replicas, is_sharded=self.data == "fsdp2")
+        fp32 = Types(trained=4, frozen=4, gradient=4, state=8, computed=4, summed=4)
         model, head = ("llama", "ForCausalLM") if self.is_chat else ("bert", "ForSequenceClassification")
         config = AutoConfig.from_pretrained(resolve(f"builtin:tiny-indic-{model}"), num_labels=2)
         weights = ModelWeights(meta_model(ModelArguments(), config, head))
-        launch = Launch(self.data, sizes.world, sizes.world, axes=axes)  # a CPU has no other memory to offload to
-        return weights.of_stages(axes)[0], launch, fp32
+        return weights.of_stages(self.launch.axes)[0], self.launch, fp32
 
     def _of_rank(self, count: Count) -> Count:
         """The parameters that the tensor axis leaves to a rank. A model of DeepSpeed's AutoTP has its parts alone."""
         if self.has_master_copies:
             return count
-        elsewhere = round(count.elements_split * (1 - 1 / self.sizes.tensor))
+        elsewhere = round(count.elements_split * (1 - 1 / self.launch.axes.tensor))
         elements, in_units = count.elements - elsewhere, count.elements_in_units - elsewhere
         return replace(count, elements=elements, elements_in_units=in_units)
 
 
+def on(processes: int, engine: str = "ddp", **axes: int) -> Launch:
+    """A launch on a CPU, which has no other memory to offload to."""
+    return Launch(engine, processes, processes, axes=Axes(**axes, is_sharded=engine == "fsdp2"))
+
+
 CASES = (
-    Case("ddp", AxisSizes(data=4), "ddp"),
-    Case("fsdp2", AxisSizes(data=4, split="weights"), "fsdp2"),
-    Case("zero1", AxisSizes(data=4, split="states"), "zero1"),
-    Case("zero2", AxisSizes(data=4, split="gradients"), "zero2"),
-    Case("zero3", AxisSizes(data=4, split="weights"), "zero3"),
-    Case("pipeline", AxisSizes(pipeline=2), "ddp"),
-    Case("tp", AxisSizes(tensor=2), "ddp"),
-    Case("ddp_tp", AxisSizes(data=2, tensor=2), "ddp"),
-    Case("fsdp2_tp", AxisSizes(data=2, tensor=2, split="weights"), "fsdp2"),
-    Case("hsdp", AxisSizes(data=4, replicas=2, split="weights"), "fsdp2"),
-    Case("zero1_tp", AxisSizes(data=2, tensor=2, split="states"), "zero1"),
-    Case("zero2_tp", AxisSizes(data=2, tensor=2, split="gradients"), "zero2"),
-    Case("fsdp2_cp", AxisSizes(context=2, split="weights"), "fsdp2"),
-    Case("3d", AxisSizes(data=2, pipeline=2, tensor=2), "ddp"),
+    Case("ddp", on(4)),
+    Case("fsdp2", on(4, "fsdp2")),
+    Case("zero1", on(4, "zero1")),
+    Case("zero2", on(4, "zero2")),
+    Case("zero3", on(4, "zero3")),
+    Case("pipeline", on(2, pipeline=2)),
+    Case("tp", on(2, tensor=2)),
+    Case("ddp_tp", on(4, tensor=2)),
+    Case("fsdp2_tp", on(4, "fsdp2", tensor=2)),
+    Case("hsdp", on(4, "fsdp2", replicas=2)),
+    Case("zero1_tp", on(4, "zero1", tensor=2)),
+    Case("zero2_tp", on(4, "zero2", tensor=2)),
+    Case("fsdp2_cp", on(2, "fsdp2", context=2)),
+    Case("3d", on(8, pipeline=2, tensor=2)),
 )
 
 
@@ -145,7 +146,7 @@ def write_rows(folder: Path, is_chat: bool) -> Path:
 
 def measure(case: Case, anew: bool = True) -> dict[str, Any]:
     """Train under a strategy; what the first rank sends and keeps, and what it should. `anew` is that of `start`."""
-    rows = ROWS // MICRO_BATCHES // case.sizes.data
+    rows = ROWS // MICRO_BATCHES // case.launch.data_size
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = (*in_types(*FP32), "--per_device_train_batch_size", str(rows), "--logging_steps", "1")
@@ -155,7 +156,7 @@ def measure(case: Case, anew: bool = True) -> dict[str, Any]:
             case.strategy,
             folder,
             *flags,
-            ranks=case.sizes.world,
+            ranks=case.launch.world_size,
             rows=files,
             options=case.launcher_options,
             task="llama" if case.is_chat else "sentiment",
@@ -165,7 +166,7 @@ def measure(case: Case, anew: bool = True) -> dict[str, Any]:
         idle = _idle_share(folder / "run")
     return {
         "strategy": case.strategy,
-        "ranks": case.sizes.world,
+        "ranks": case.launch.world_size,
         "bytes_a_step": count.sent,
         "formula_bytes": case.sent_bytes(count),
         "kept_bytes": count.kept,
@@ -173,7 +174,7 @@ def measure(case: Case, anew: bool = True) -> dict[str, Any]:
         "formula_between_bytes": case.gradients_between(),
         "formula_kept_bytes": {name: vars(case.kept_bytes())[name] for name in PARTS},
         "idle_share": idle,
-        "formula_idle_share": bubble(case.sizes.pipeline, MICRO_BATCHES),
+        "formula_idle_share": bubble(case.launch.axes.pipeline, MICRO_BATCHES),
     }
 
 

@@ -8,13 +8,14 @@ The formulas and their assumptions are those of `indictune plan`: `indictune/pla
 from __future__ import annotations
 
 from benchmarks.axes_jobs import MACHINES, Job, estimate, jobs, layouts
+from indictune.config.plan import Axes
 from indictune.console_text import table
 from indictune.planning import step_time
 from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import Memory
 from indictune.planning.rank_bytes import FP32, HALF
 from indictune.planning.rank_weights import LayerWidths
-from indictune.planning.step_time import SUMS, SUMS_IF_GATED, AxisSizes, Step
+from indictune.planning.step_time import SUMS, SUMS_IF_GATED, Step
 
 Estimate = tuple[Memory, Step]
 
@@ -70,7 +71,7 @@ def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> flo
     """
     layer = LayerWidths(1, hidden, 4 * hidden, 1, hidden, kind == "llama")
     count = SUMS_IF_GATED if layer.is_gated else SUMS
-    sums = step_time.layer_sums(layer, AxisSizes(tensor=parts), 1, HALF, count) / machine.link(parts)
+    sums = step_time.layer_sums(layer, Axes(tensor=parts), 1, HALF, count) / machine.link(parts)
     return float(sums / (6 * 12 * hidden**2 / parts / (assumed("achieved") * machine.flops)))
 
 

@@ -86,9 +86,8 @@ def run_runner(schedule: str, padded: bool) -> dict[str, Any]:
     model, stages = stages_of(schedule)
     if not padded:
         classify_unpadded(model)
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    links, waits = StageLinks([range(ranks)], chunks_of(schedule) > 1), IdleTime(torch.device("cpu"))
-    runner = Runner(stages, links, rank, ranks, schedule, nullcontext, waits)
+    links, waits = StageLinks([range(stages.ranks)], chunks_of(schedule) > 1), IdleTime(torch.device("cpu"))
+    runner = Runner(stages, links, schedule, nullcontext, waits)
     collate = PadToLongest(0, "right") if padded else JoinRows(labels_of_tokens=False)
     batches = [[collate(rows) for rows in step] for step in steps_of(padded)]
     shares = list[float]()

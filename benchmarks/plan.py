@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.axes import CASES, MICRO_BATCHES, ROWS, TOKENS, Case, measure, write_rows
+from benchmarks.axes import CASES, MICRO_BATCHES, ROWS, TOKENS, Case, measure, on, write_rows
 from benchmarks.communication import count_peak, in_types
 from benchmarks.environment import environment, write, write_results
 from indictune.cli import EXIT_REFUSED
@@ -34,22 +34,17 @@ from indictune.console_text import table
 from indictune.models.builtin import resolve
 from indictune.planning.machine_failures import PARTS, estimated
 from indictune.planning.memory import CALIBRATION
-from indictune.planning.step_time import AxisSizes, DataSplit
 from indictune.preflight.derive import plan_of_rows
 
-# Files that only share the batch: the engine, and what it splits.
-DATA: dict[str, tuple[str, DataSplit]] = {
-    "ddp": ("ddp", "nothing"),
-    "fsdp2": ("fsdp2", "weights"),
-    "fsdp2_offload": ("fsdp2", "weights"),
-    "fsdp2_qlora": ("fsdp2", "weights"),
-    "zero1": ("zero1", "states"),
-    "zero2": ("zero2", "gradients"),
-    "zero2_offload": ("zero2", "gradients"),
-    "zero3": ("zero3", "weights"),
-    "zero3_offload": ("zero3", "weights"),
+# Files that only share the batch, and their engines.
+DATA = {
+    "ddp": "ddp",
+    **dict.fromkeys(("fsdp2", "fsdp2_offload", "fsdp2_qlora"), "fsdp2"),
+    "zero1": "zero1",
+    **dict.fromkeys(("zero2", "zero2_offload"), "zero2"),
+    **dict.fromkeys(("zero3", "zero3_offload"), "zero3"),
 }
-SHARDED_STAGES = Case("pipeline", AxisSizes(data=2, pipeline=2, split="weights"), "fsdp2")
+SHARDED_STAGES = Case("pipeline", on(4, "fsdp2", pipeline=2))
 WIDER: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 METHODS = [("sentiment", "full"), ("sentiment", "lora"), ("llama", "full"), ("llama", "lora"), ("llama", "qlora")]
 SETTINGS = [(*each, *others) for each, others in product(METHODS, product((4, 16), (False, True)))]  # rows, keeps
@@ -59,11 +54,11 @@ LENGTHS = {"sentiment": TOKENS, "llama": 512}
 def cases(ranks: int) -> list[Case]:
     """Every strategy file that runs on so many processes; one process shows what is kept before sharding."""
     if ranks == 1:
-        return [Case("single_gpu", AxisSizes(), "ddp")]
+        return [Case("single_gpu", on(1))]
     data = DATA if ranks <= ROWS // MICRO_BATCHES else {}  # each process needs a row of a micro-batch
-    of_data = [Case(name, AxisSizes(data=ranks, split=split), engine) for name, (engine, split) in data.items()]
+    of_data = [Case(name, on(ranks, engine)) for name, engine in data.items()]
     others = [*CASES, SHARDED_STAGES]
-    return of_data + [each for each in others if each.sizes.world == ranks and each.strategy not in DATA]
+    return of_data + [each for each in others if each.launch.world_size == ranks and each.strategy not in DATA]
 
 
 def error_of(found: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: a scheduler sends them, or the user types Ctrl-C."""
+"""What stops a process: signals of a scheduler or the user, and the kernel when memory is short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -18,6 +19,7 @@ from indictune.console_text import line_start
 OF_SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALS = (*OF_SCHEDULERS, signal.SIGINT)
 EXIT_RESUMABLE = 75
+COUNTS = Path("/proc/vmstat")
 
 
 class Stopped(BaseException):
@@ -155,6 +157,16 @@ def signal_programs(number: signal.Signals) -> None:
     for program in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             program.send_signal(number)
+
+
+def killed_processes() -> int:
+    """How many processes Linux has killed for lack of memory since it started, those of control groups included."""
+    with suppress(OSError):
+        for line in COUNTS.read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
 
 
 class _SignalIgnoringProcess(ForkProcess):

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from torch import distributed
@@ -23,7 +23,7 @@ from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.agreement import unreachable
 from indictune.distributed.launch import rank_of, read_launch
-from indictune.doctor.check_lines import Outcome, exit_code, lines_as_json, of_problem
+from indictune.doctor.check_lines import Outcome, exit_code, of_problem
 from indictune.doctor.examination import LAUNCH_CHECK, Subject, examine
 from indictune.doctor.roll_call import AbsentError, RollCall, ignore_stops
 from indictune.errors import Problems, problems_of
@@ -117,7 +117,8 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
 
 def _show(found: Sequence[Outcome], as_text: bool, stdout: TextIO) -> None:
     if as_text:
-        text = json.dumps({"ok": not exit_code(found), "checks": lines_as_json(found)}, indent=1, ensure_ascii=False)
+        checks = [asdict(line) for line in found]
+        text = json.dumps({"ok": not exit_code(found), "checks": checks}, indent=1, ensure_ascii=False)
     else:
         counts = [f"{sum(line.status == status for line in found)} {status}" for status in ("ok", "warn", "fail")]
         text = "\n".join([*(line.text() for line in found), ", ".join(counts)])

@@ -13,13 +13,13 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed import strategy
-from indictune.distributed.batch_size import steps_of_run
+from indictune.distributed.devices import dtype_of, steps_of_run
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem
 from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.planning.machine_failures import killed_for_memory
-from indictune.planning.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens
 from indictune.planning.rank_weights import ModelWeights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
@@ -49,12 +49,14 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     assert plan.model_config is not None
     active_rows = count_active_rows(plan, tokens.datasets, rows.tokenizer)
     meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
-    counts = replace(meta.counts, total=meta.counts.total + ModelWeights(meta).unused)
+    weights = ModelWeights(meta)
+    counts = replace(meta.counts, total=meta.counts.total + weights.unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
+    memory = RankMemory(plan, weights).at(longest, plan.training.gradient_accumulation_steps)
     for note in [*strategy.notes_on_file(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
-    parts.append(memory_table(estimate_memory(plan, meta, longest), longest))
+    parts.append(memory_table(memory, longest))
     print(printable("\n".join([*filter(None, (tokens.summary,)), *parts])))
     print("Nothing was trained or written. Leave out --dry_run to start.")
     return 0
@@ -81,8 +83,6 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
     per_device, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
     axes = shown_axes(launch)
     batch = f"{launch.data_size} x {per_device} rows x {accumulation} accumulation step(s)"
-    half = "float16" if training.fp16 else "bfloat16"
-    is_half = training.bf16 or training.fp16 or training.bf16 is None
     values = {
         "task": task_name,
         "model": plan.model.model_name_or_path,
@@ -93,7 +93,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
         "max length": f"{plan.data.max_length} tokens",
         "learning rate": f"{training.learning_rate:g}, {training.lr_scheduler_type}",
-        "computed in": half if is_half else "float32",
+        "computed in": {"bf16": "bfloat16", "fp16": "float16"}.get(dtype_of(training), "float32"),
         "output_dir": training.output_dir or "",
     }
     return "".join(f"{name + ':':15}{value}\n" for name, value in values.items() if value)

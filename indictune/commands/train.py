@@ -17,11 +17,9 @@ from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, WORDS, flags_of
 from indictune.config.read_words import load_recipe, read_flags, task_in, unknown_keys, unknown_name
 from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
-from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
-from indictune.planning.hardware import killed_processes
-from indictune.stop_signals import OF_SCHEDULERS
+from indictune.stop_signals import OF_SCHEDULERS, killed_processes
 from indictune.supervise import run_folder
 from indictune.versions import FOLDER, as_seen_from_here, recipes, script
 
@@ -188,9 +186,9 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
         return asked
     if rows >= launcher.processes * at_once:
         return asked
-    ranks = launcher.data_ranks()
-    share = fitting_micro_batch(rows, at_once, ranks)
-    if share == at_once:
+    ranks = launcher.data_ranks() or launcher.processes  # where the sizes of the file are wrong, the run says so
+    share, rest = divmod(rows, ranks)
+    if rest or share >= at_once:
         return asked
     note = f"{ranks} data-parallel ranks share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
     print(f"indictune: {note}", file=sys.stderr)

@@ -30,7 +30,7 @@ from indictune.errors import Problem, problem
 from indictune.progress import OWN_PROGRESS
 
 _SHOWN = 60  # characters of a value
-_ABSENT = "none"
+ABSENT = "none"
 # Of accelerate's launcher (1.15): what its file says. Paths may differ between nodes.
 _OF_STRATEGY_FILES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 _OF_ONE_NODE = {"ACCELERATE_DEEPSPEED_CONFIG_FILE"}
@@ -73,7 +73,7 @@ def differences_to_rank_0(
 ) -> list[RankDifference]:
     """Where the `short_values` of a rank are not those of rank 0. A value may be missing on one of them."""
     names = sorted({*own, *expected})
-    both = [(name, own.get(name, _ABSENT), expected.get(name, _ABSENT)) for name in names]
+    both = [(name, own.get(name, ABSENT), expected.get(name, ABSENT)) for name in names]
     return [RankDifference(rank, of_host, *each) for each in both if each[1] != each[2]]
 
 
@@ -114,14 +114,8 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     """Compare the copies that ranks hold after a step. All ranks must call it.
 
     The ranks gather one number for each part of the model that they hold, and the digests of all tensors only if two
-    numbers differ.
-
-    Args:
-        step: that was trained.
-        flag: that asked for the comparison.
-        model: without the wrappers of a strategy.
-        optimizer: torch's own; None if its states are split over all ranks.
-        launch: of the run.
+    numbers differ. The model is without the wrappers of a strategy, and the optimizer is torch's own; None if its
+    states are split over all ranks. The flag asked for the comparison.
 
     Raises:
         DivergedError: with the rank and the tensor, on all ranks.
@@ -244,14 +238,8 @@ def agree(
     """Compare values that all ranks must have alike. All ranks must call it.
 
     Before the process group is up, the ranks of several nodes meet at the store of the launch; those of one node then
-    have nothing to compare.
-
-    Args:
-        moment: of the run, by name: each has another one.
-        values: gives those of this rank.
-        launch: of this rank.
-        environ: of this process.
-        timeout_s: after which a meeting ends without those that did not come; the process group waits for them next.
+    have nothing to compare. Each moment of a run has another name. A meeting ends after `timeout_s` without those that
+    did not come; the process group waits for them next.
 
     Returns:
         What differs from rank 0, on which rank and host; or why another rank cannot run. The same on all ranks.
@@ -265,7 +253,7 @@ def agree(
         return []
     OWN_PROGRESS.passed(f"meeting the other nodes {moment}")
     try:
-        return _Meeting(_store(environ, timeout_s), moment, launch).hold(values(), timeout_s)
+        return _meet(_store(environ, timeout_s), moment, launch, values(), timeout_s)
     except DistError as error:
         return [unreachable(environ, error)]
 
@@ -301,46 +289,41 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
     return _CONNECTED[0]
 
 
-class _Meeting:
-    def __init__(self, store: Store, moment: str, launch: Launch) -> None:
-        self.store = PrefixStore(moment, store)
-        self.of_launch = store
-        self.launch = launch
+def _meet(store: Store, moment: str, launch: Launch, own: Values, timeout_s: float) -> list[Problem]:
+    deadline, mine, place = time.monotonic() + timeout_s, short_values(own), PrefixStore(moment, store)
+    if launch.rank == 0:
+        place.set("expected", json.dumps([host_name(), mine]))
+    if not _waits_for("expected", place, store, deadline):
+        return _refusal(store)
+    host_of_0, expected = json.loads(place.get("expected"))
+    found = differences_to_rank_0(launch.rank, host_name(), mine, expected)
+    for each in found:
+        place.set(f"difference-{place.add('differences', 1)}", json.dumps(each))
+    if found:
+        place.set("differs", "")
+    if place.add("arrived", 1) == launch.world_size:
+        place.set("complete", "")
+    has_come = _waits_for("complete", place, store, deadline)
+    stored = [place.get(f"difference-{each + 1}") for each in range(place.add("differences", 0))]
+    differing = [RankDifference(*json.loads(each)) for each in stored]
+    return rank_problems(differing, host_of_0) or ([] if has_come else _refusal(store))
 
-    def hold(self, own: Values, timeout_s: float) -> list[Problem]:
-        deadline = time.monotonic() + timeout_s
-        mine = short_values(own)
-        if self.launch.rank == 0:
-            self.store.set("expected", json.dumps([host_name(), mine]))
-        if not self._wait_for("expected", deadline):
-            return self._refusal()
-        host_of_0, expected = json.loads(self.store.get("expected"))
-        found = differences_to_rank_0(self.launch.rank, host_name(), mine, expected)
-        for each in found:
-            self.store.set(f"difference-{self.store.add('differences', 1)}", json.dumps(each))
-        if found:
-            self.store.set("differs", "")
-        if self.store.add("arrived", 1) == self.launch.world_size:
-            self.store.set("complete", "")
-        has_come = self._wait_for("complete", deadline)
-        stored = [self.store.get(f"difference-{each + 1}") for each in range(self.store.add("differences", 0))]
-        differing = [RankDifference(*json.loads(each)) for each in stored]
-        return rank_problems(differing, host_of_0) or ([] if has_come else self._refusal())
 
-    def _wait_for(self, key: str, deadline: float) -> bool:
-        """Whether a key is there in time, and before a rank refuses to run."""
-        pause = 0.01
-        while not self.store.check([key]):
-            if self.of_launch.check([_REFUSED]) or time.monotonic() > deadline:
-                return False
-            if self.store.check(["differs"]):
-                deadline = min(deadline, time.monotonic() + _STRAGGLERS_S)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        return True
+def _waits_for(key: str, place: Store, of_launch: Store, deadline: float) -> bool:
+    """Whether a key is there in time, and before a rank refuses to run."""
+    pause = 0.01
+    while not place.check([key]):
+        if of_launch.check([_REFUSED]) or time.monotonic() > deadline:
+            return False
+        if place.check(["differs"]):
+            deadline = min(deadline, time.monotonic() + _STRAGGLERS_S)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    return True
 
-    def _refusal(self) -> list[Problem]:
-        if not self.of_launch.check([_REFUSED]):
-            return []
-        rank, host, message = json.loads(self.of_launch.get(_REFUSED))
-        return [problem("other-node-refused", value=" ".join(message.split()), rank=rank, host=host)]
+
+def _refusal(of_launch: Store) -> list[Problem]:
+    if not of_launch.check([_REFUSED]):
+        return []
+    rank, host, message = json.loads(of_launch.get(_REFUSED))
+    return [problem("other-node-refused", value=" ".join(message.split()), rank=rank, host=host)]

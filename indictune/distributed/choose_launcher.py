@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from indictune.credentials import NOT_YAML, without_its_text
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.errors import Problems, UserError, problem
 from indictune.versions import FOLDER, as_seen_from_here, strategies
 
 _OLD_KEYS = ("fp16", "dynamo_backend")  # which accelerate (1.15) rewrites
@@ -64,29 +64,24 @@ def content_of(file: Path) -> dict[str, Any]:
 
 
 def _check(file: Path) -> None:
-    content = content_of(file)
-    problems = Problems(_unknown_keys(file, content))
-    if str(content.get("mixed_precision")).lower() == "fp8":
-        instead = "--bf16 true or --fp16 true"
-        problems.append(problem("launcher-sets", f"{file}: mixed_precision", "fp8", instead=instead))
-    problems.raise_any()
-    from accelerate.commands.config.config_args import load_config_from_file  # slow
-
-    try:
-        load_config_from_file(str(file))
-    except (ValueError, TypeError) as error:
-        raise UserError("strategy-file-refused", "--strategy", file, reason=str(error).rstrip(".")) from error
-
-
-def _unknown_keys(file: Path, content: dict[str, Any]) -> Iterator[Problem]:
     from accelerate import __version__  # slow
-    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
+    content, problems = content_of(file), Problems()
     known = [*map(str, ClusterConfig.__dataclass_fields__), *_OLD_KEYS]
     for key in (str(key) for key in content if key not in known):
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         hint = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it from the file."
-        yield problem("unknown-name", f"{file}: {key}", way_out=hint, kind=f"key of accelerate {__version__}")
+        kind = f"key of accelerate {__version__}"
+        problems.append(problem("unknown-name", f"{file}: {key}", way_out=hint, kind=kind))
+    if str(content.get("mixed_precision")).lower() == "fp8":
+        instead = "--bf16 true or --fp16 true"
+        problems.append(problem("launcher-sets", f"{file}: mixed_precision", "fp8", instead=instead))
+    problems.raise_any()
+    try:
+        load_config_from_file(str(file))
+    except (ValueError, TypeError) as error:
+        raise UserError("strategy-file-refused", "--strategy", file, reason=str(error).rstrip(".")) from error
 
 
 _ONE_PROCESS, _SEVERAL = "single_gpu", "ddp"
@@ -114,7 +109,8 @@ class Launcher:
 
     def file_option(self) -> list[str]:
         """The words that name the file to accelerate."""
-        return ["--config_file", str(_shown(self.config_file))]
+        file = self.config_file
+        return ["--config_file", str(as_seen_from_here(file) if file.is_relative_to(FOLDER) else file)]
 
     def options_of_machines(self) -> list[str]:
         """Words of `accelerate launch` that the file leaves out, on each of several machines."""
@@ -131,8 +127,9 @@ class Launcher:
         named = of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
         if named is not None and not Path(named).is_file() and (FOLDER / named).is_file():
             words += ["--deepspeed_config_file", str(FOLDER / named)]
-        if self.processes > 1 and not _is_free(_DEFAULT_PORT):
-            words += ["--main_process_port", str(_free_port())]
+        with socket.socket() as probe:
+            if self.processes > 1 and probe.connect_ex(("127.0.0.1", _DEFAULT_PORT)) == 0:
+                words += ["--main_process_port", "0"]  # accelerate finds a free one
         return words
 
     def command(self, script: Path, flags: Sequence[str]) -> list[str]:
@@ -142,15 +139,8 @@ class Launcher:
         launch = [sys.executable, "-m", "indictune.distributed.choose_launcher"]
         return [*launch, *self.options(), str(script), *flags]
 
-    def data_ranks(self) -> int:
-        """Processes with different rows; all of them where the sizes of the file are wrong, which the run refuses."""
-        return self._read_ranks() or self.processes
-
-    def axes_fit(self) -> bool:
-        """Whether this number of processes is a product of the sizes in the file."""
-        return self._read_ranks() is not None
-
-    def _read_ranks(self) -> int | None:
+    def data_ranks(self) -> int | None:
+        """Processes with different rows; None if their number is no product of the sizes in the file."""
         if not content_of(self.config_file).keys() & _MAY_SPLIT_THE_MODEL:
             return self.processes
         from indictune.distributed.launch import read_launch  # takes seconds
@@ -194,9 +184,7 @@ def _parser() -> ArgumentParser:
 def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
     """The launcher for this machine: one process for each GPU that it sees, or one on the CPU.
 
-    Args:
-        strategy: name of a file in `accelerate_configs/`, or the path of another one.
-        processes: on this machine.
+    The strategy is the name of a file in `accelerate_configs/`, or the path of another one.
 
     Raises:
         UserError: there is no such strategy, or accelerate could not read its file.
@@ -219,7 +207,7 @@ def fitting_launcher(strategy: str, processes: int | None) -> Launcher:
     if gives_number or content_of(found.config_file).get("distributed_type") == "NO":
         return found
     several = [Launcher(found.config_file, count) for count in (2, 4, 8)]
-    return next((each for each in several if each.axes_fit()), several[0])
+    return next((each for each in several if each.data_ranks()), several[0])
 
 
 def _default_processes(file: Path) -> int:
@@ -246,21 +234,6 @@ def visible_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _shown(path: Path) -> Path:
-    return as_seen_from_here(path) if path.is_relative_to(FOLDER) else path
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch_processes() -> int:

@@ -81,8 +81,6 @@ _PARTIAL = ".given-"  # prefix of a file that is being received
 
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in an existing folder. All ranks must call it."""
-    if args.world_size == 1:
-        return True
     mark = folder / f".seen-{gather_from_all(uuid.uuid4().hex)[0]}"
     if args.process_index == 0:
         mark.touch()
@@ -116,22 +114,16 @@ def rank_0_alone_saves(args: TrainingArguments) -> Iterator[None]:
 
 
 def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
-    """A group of the first rank of every disk; None if there is one disk. All ranks must call it."""
-    if not args.save_on_each_node:
-        return None
+    """A group of the first rank of every disk, if there are several. All ranks must call it."""
     return group_of(sorted(set(gather_from_all(disk_of(args)))), args)
 
 
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:
     """Copy the files below a folder from the disks that have them to those that lack them.
 
-    The ranks of the group must call it. For other ranks, and with one disk, it does nothing.
-
-    Args:
-        folder: has the same path on every disk. It need not exist.
-        gives: whether this disk's files are copied to others.
-        args: of the run.
-        group: from `group_of_disks`.
+    The ranks of the group, which `group_of_disks` has made, must call it. For other ranks, and with one disk, it does
+    nothing. The folder has the same path on every disk, and need not exist. `gives` is whether this disk's files are
+    copied to others.
 
     Raises:
         OSError: a file cannot be read or written. The other ranks then wait until their launcher ends them.

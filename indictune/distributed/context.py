@@ -33,16 +33,11 @@ class Part:
     The sequence is cut into twice as many pieces as there are ranks. The first rank has the first piece and the last,
     the second rank those within, and so on: a later token sees more tokens, and so each rank computes as much as the
     others (Grattafiori et al. 2024, The Llama 3 Herd of Models, section 3.3.2).
-
-    Attributes:
-        boundaries: the start of each document in the sequence, and the end of the last one.
-        rank: of the context group.
-        ranks: in the group.
     """
 
-    boundaries: tuple[int, ...]
-    rank: int
-    ranks: int
+    boundaries: tuple[int, ...]  # the start of each document in the sequence, and the end of the last one
+    rank: int  # of the context group
+    ranks: int  # in the group
 
     @cached_property
     def pieces(self) -> list[range]:
@@ -79,12 +74,8 @@ class OwnTokens:
     """Collates a micro-batch, of which the rank keeps its part.
 
     Labels are shifted before, because the next token may be on another rank. TRL reads `shift_labels`; the Trainer
-    counts them where `labels` are, too.
-
-    Args:
-        collator: gives `input_ids` and `labels` [rows, tokens], padded on the right or joined.
-        rank: of the context group.
-        ranks: in the group.
+    counts them where `labels` are, too. The collator gives both and `input_ids` as [rows, tokens], padded on the right
+    or joined.
     """
 
     def __init__(self, collator: Collator, rank: int, ranks: int) -> None:
@@ -111,12 +102,6 @@ class OwnTokens:
         return {PART: part, **own} | {name: batch[name] for name in ("row_numbers",) if name in batch}
 
 
-def own_tokens(collator: Collator, launch: Launch) -> Collator:
-    """The collator of a rank whose context group shares the tokens of each micro-batch."""
-    axes = launch.axes
-    return OwnTokens(collator, launch.rank // axes.tensor % axes.context, axes.context)
-
-
 _OTHER_FILE = "Use accelerate_configs/ddp.yaml or fsdp2.yaml"
 _LEAVE_OUT = "Leave out the flag, or use accelerate_configs/fsdp2.yaml"
 
@@ -125,22 +110,20 @@ def check_context(plan: AnyPlan) -> list[Problem]:
     """Refuse models and flags that context parallelism does not have."""
     if plan.launch.axes.context == 1:
         return []
-    model, config, found = plan.model, plan.model_config, list[Problem]()
+    model, config, refused = plan.model, plan.model_config, list[tuple[str, object, str, str]]()
     if plan.head != "ForCausalLM":
-        found.append(_refused(plan, "--model_name_or_path", model.model_name_or_path, "it classifies short texts"))
-    elif config is not None and (reason := why_not_joined(model, config, CAUSAL)):
+        name, reason = "model_name_or_path", "it classifies short texts"
+        refused.append((name, model.model_name_or_path, reason, _OTHER_FILE))
+    elif config is not None and (reason := why_not_joined(model, config, CAUSAL) or ""):
         is_flag = why_not_joined(replace(model, attn_implementation=None), config, CAUSAL) is None
         name = "attn_implementation" if is_flag else "model_name_or_path"
-        value = getattr(model, name)
-        found.append(_refused(plan, f"--{name}", value, reason, _LEAVE_OUT if is_flag else _OTHER_FILE))
+        refused.append((name, getattr(model, name), reason, _LEAVE_OUT if is_flag else _OTHER_FILE))
     if plan.training.torch_compile:
-        found.append(_refused(plan, "--torch_compile", "true", "no test compares it with one process", _LEAVE_OUT))
-    return found
-
-
-def _refused(plan: AnyPlan, flag: str, value: object, reason: str, instead: str = _OTHER_FILE) -> Problem:
-    strategy = plan.launch.strategy
-    return problem("not-under-context", flag, value, strategy=strategy, reason=reason, instead=instead)
+        refused.append(("torch_compile", "true", "no test compares it with one process", _LEAVE_OUT))
+    return [
+        problem("not-under-context", f"--{name}", value, strategy=plan.launch.strategy, reason=reason, instead=instead)
+        for name, value, reason, instead in refused
+    ]
 
 
 ATTENTION = "indictune_context"

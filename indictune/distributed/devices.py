@@ -1,28 +1,108 @@
-"""The devices of a run: their names, number types and speed."""
+"""What each device of a run computes at once, in which type, and how fast."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan
+from indictune.data.batching import smallest_accumulation
 from indictune.data.collation import lengths_of
-from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import whole_models
 from indictune.errors import UserError
-from indictune.models.config_shapes import KINDS, MetaModel, ParameterCounts, meta_model
+from indictune.models.config_shapes import KINDS, MetaModel, meta_model
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_MAX_LISTED = 5
 SMALL_MODEL = 30_000_000  # multiplied parameters that a CPU trains at ease: a judgement
+
+
+def split_batch(
+    plan: AnyPlan,
+    lengths: Tensor | None = None,
+    row_location: Callable[[int], str] = str,
+    padded: bool = True,
+) -> dict[str, int]:
+    """The training arguments that split each global batch, as far as they follow from the plan and its rows.
+
+    Without `--max_tokens_per_device`, the given micro-batch decides how many of them make a step. With it, the rows
+    decide both numbers, and nothing is known before they are.
+
+    Args:
+        plan: of a known launch.
+        lengths: tokens of each training row, int64 [rows]; None before the rows are read.
+        row_location: file and line of a training row.
+        padded: whether rows are padded to the longest of their micro-batch.
+
+    Raises:
+        UserError: the global batch does not divide, a row is too long, or other accumulation steps were given.
+    """
+    training, ranks = plan.training, plan.launch.data_size
+    rows, max_tokens = training.global_batch_size, training.max_tokens_per_device
+    if max_tokens is None:
+        steps = accumulation_steps(rows, training.per_device_train_batch_size, ranks)
+        return {"gradient_accumulation_steps": _as_given(plan, steps, "--global_batch_size")}
+    if lengths is None:
+        return {}
+    steps = _steps_for_tokens(plan, lengths, row_location, padded, max_tokens)
+    return {
+        "gradient_accumulation_steps": _as_given(plan, steps, "--max_tokens_per_device"),
+        "per_device_train_batch_size": math.ceil(rows / (ranks * steps)),
+    }
+
+
+def _as_given(plan: AnyPlan, steps: int, source: str) -> int:
+    given = plan.recipe.values.get("gradient_accumulation_steps", steps)
+    if given != steps:
+        raise UserError("accumulation-is-derived", "--gradient_accumulation_steps", given, source=source, steps=steps)
+    return steps
+
+
+def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world_size: int) -> int:
+    """Micro-batches of each data-parallel rank in one optimizer step.
+
+    Raises:
+        UserError: the global batch is no multiple of world size x per-device batch.
+    """
+    at_once = world_size * per_device_batch_size
+    if global_batch_size % at_once:
+        details: dict[str, Any] = {"world_size": world_size, "per_device": per_device_batch_size}
+        details["rows_at_once"] = at_once
+        raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, **details)
+    return global_batch_size // at_once
+
+
+def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
+    """Optimizer steps of a run on `rows` training rows, as transformers (5.23) counts them."""
+    return max_steps if max_steps > 0 else math.ceil(epochs * math.ceil(rows / max(1, global_batch_size)))
+
+
+def _steps_for_tokens(
+    plan: AnyPlan, lengths: Tensor, row_location: Callable[[int], str], padded: bool, max_tokens: int
+) -> int:
+    """Fewest micro-batches of one optimizer step on each process so that none has more than `max_tokens` tokens."""
+    training, parts, ranks = plan.training, plan.launch.axes.context, plan.launch.data_size
+    batch, seed = training.global_batch_size, training.seed if training.data_seed is None else training.data_seed
+    steps = steps_of_run(len(lengths), batch, training.max_steps, training.num_train_epochs)
+    too_long = (lengths > max_tokens * parts).nonzero().flatten().tolist()
+    if too_long:
+        rows = ", ".join(map(row_location, too_long[:_MAX_LISTED])) + (", ..." if len(too_long) > _MAX_LISTED else "")
+        longest = math.ceil(int(lengths.max()) / parts)
+        details: dict[str, Any] = {"count": len(too_long), "longest": longest, "rows": rows}
+        raise UserError("rows-longer-than-limit", "--max_tokens_per_device", max_tokens, **details)
+    return smallest_accumulation(lengths, batch, ranks, max_tokens * parts, seed, steps, padded)
 
 
 def dtype_of(training: IndicTrainingArguments) -> str:
@@ -32,14 +112,11 @@ def dtype_of(training: IndicTrainingArguments) -> str:
     return "float32" if training.bf16 is False else "bf16"  # None is bf16, of a LLaMA
 
 
-def device_name(device: torch.device) -> str:
-    """The name of a GPU, or `CPU`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-
-
 def device_counts(args: IndicTrainingArguments) -> dict[str, int]:
-    """The devices of all ranks: name -> number. All ranks must call it."""
-    return dict(Counter(gather_from_all(device_name(args.device))))
+    """The devices of all ranks: the name of a GPU, or `CPU` -> number. All ranks must call it."""
+    device = args.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    return dict(Counter(gather_from_all(name)))
 
 
 def where_it_runs(plan: AnyPlan) -> str:
@@ -74,12 +151,6 @@ def meta_of(plan: AnyPlan, active_rows: int | None = None) -> MetaModel | None:
         return meta_model(plan.model, plan.model_config, plan.head, active_rows)
 
 
-def counts_of(plan: AnyPlan) -> ParameterCounts | None:
-    """The parameters of the plan's model; None if it is unknown."""
-    meta = meta_of(plan)
-    return None if meta is None else meta.counts
-
-
 def missing_gpu(plan: AnyPlan) -> str:
     """A warning for a recipe for GPUs on a machine without one; empty where there is nothing to warn of.
 
@@ -87,13 +158,14 @@ def missing_gpu(plan: AnyPlan) -> str:
     """
     if plan.gpus or not (mark := is_for_gpus(plan)):
         return ""
-    counts = counts_of(plan)
-    if counts is None or counts.multiplied < SMALL_MODEL:
+    meta = meta_of(plan)
+    if meta is None or meta.counts.multiplied < SMALL_MODEL:
         return ""
-    return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {counts.total:,} PARAMETERS TRAIN SLOWLY ON A CPU."
+    parameters = f"{meta.counts.total:,} PARAMETERS"
+    return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {parameters} TRAIN SLOWLY ON A CPU."
 
 
-def default_tf32(training: TrainingArguments) -> bool | None:
+def default_tf32(training: IndicTrainingArguments) -> bool | None:
     """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
 
     A model in half precision may compute the rest in TF32. A compiled model in fp32 stays as exact as a plain one:
@@ -101,7 +173,7 @@ def default_tf32(training: TrainingArguments) -> bool | None:
     """
     if not is_torch_tf32_available():
         return None
-    if training.bf16 or training.fp16 or training.bf16 is None:  # None: TRL computes in bf16
+    if dtype_of(training) != "float32":
         return True
     is_compiled = training.torch_compile or training.torch_compile_backend or training.torch_compile_mode
     return False if is_compiled else None
@@ -121,33 +193,27 @@ _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 def check_cpu_time(plan: AnyPlan, train: Dataset) -> None:
     """Refuse to train for hours on the CPU what is meant for GPUs, unless `--allow_cpu` is given.
 
+    The time is tokens x 6 x parameters / speed: 2 operations a parameter in the forward pass, and 4 in the backward
+    pass, 2 of which an adapter saves. The parameters are those that tokens are multiplied by. Attention, padding,
+    evaluations, saving and a second forward pass (`--gradient_checkpointing`) are left out, so it is rather too short;
+    layers that are shared count once, and of experts all. The speed is that of a matrix product here and now, times
+    the processes. A model of unknown size is not refused.
+
     Raises:
         UserError: `cpu-for-hours`.
     """
     mark = is_for_gpus(plan)
     if plan.gpus or plan.training.allow_cpu or not mark:
         return
-    expected_s = expected_seconds(plan, train)
-    if expected_s > LONG_S:
-        raise UserError("cpu-for-hours", "--allow_cpu", mark=mark, hours=f"{expected_s / 3600:,.0f}")
-
-
-def expected_seconds(plan: AnyPlan, train: Dataset) -> float:
-    """A rough time of training on the CPU; 0 for a model of unknown size.
-
-    It is tokens x 6 x parameters / speed: 2 operations a parameter in the forward pass, and 4 in the backward pass, 2
-    of which an adapter saves. The parameters are those that tokens are multiplied by. Attention, padding, evaluations,
-    saving and a second forward pass (`--gradient_checkpointing`) are left out, so it is rather too short; layers that
-    are shared count once, and of experts all. The speed is that of a matrix product here and now, times the processes.
-    """
-    counts = counts_of(plan)
-    if counts is None:
-        return 0.0
-    training = plan.training
+    meta, training = meta_of(plan), plan.training
+    if meta is None:
+        return
     steps = steps_of_run(len(train), training.global_batch_size, training.max_steps, training.num_train_epochs)
     tokens = steps * training.global_batch_size * int(lengths_of(train).sum()) / len(train)
-    passes = 6 if plan.model.method == "full" else 4
-    return tokens * passes * counts.multiplied / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
+    operations = tokens * (6 if plan.model.method == "full" else 4) * meta.counts.multiplied
+    expected_s = operations / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
+    if expected_s > LONG_S:
+        raise UserError("cpu-for-hours", "--allow_cpu", mark=mark, hours=f"{expected_s / 3600:,.0f}")
 
 
 def operations_per_second(dtype: str) -> float:

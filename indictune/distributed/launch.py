@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,19 +85,12 @@ Sizes = dict[str, int]  # of each axis by its name, the innermost last
 def read_axes(
     environ: Mapping[str, str], deepspeed: Mapping[str, Any], world_size: int, on_node: int, is_fsdp: bool
 ) -> Axes:
-    """The axes that the strategy file asks for, on this number of processes.
-
-    Args:
-        environ: of this process.
-        deepspeed: content of the DeepSpeed file; empty without one.
-        world_size: processes over all nodes.
-        on_node: processes on this node.
-        is_fsdp: whether FSDP2 shards the whole model.
+    """The axes that the strategy file and the DeepSpeed file ask for, on so many processes, and so many on this node.
 
     Raises:
         UserError: a size is no number of processes, or `axes-do-not-multiply`, with the sizes that do.
     """
-    is_sharded = is_fsdp or _shards_stages(environ)
+    is_sharded = is_fsdp or (is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP"))
     pipeline, tensor, context = _asked_of_model(environ, deepspeed)
     asked = {"pipeline": pipeline, "tensor": tensor, "context": context}
     if context == OPEN:  # within a node, where links are fast
@@ -166,19 +159,15 @@ def _is_possible(sizes: Sizes, world_size: int, is_sharded: bool) -> bool:
 
 
 def _refuse(asked: Sizes, world_size: int, is_sharded: bool) -> None:
-    possible = sorted(_products(asked, world_size, is_sharded), key=lambda each: _distance(each, asked))
+    """Refuse sizes, and name those of the same axes whose product is the world size, the nearest ones first."""
+    divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+    chosen = itertools.product(divisors, repeat=len(asked))
+    products = (dict(zip(asked, sizes, strict=True)) for sizes in chosen)
+    possible = [sizes for sizes in products if _is_possible(sizes, world_size, is_sharded)]
+    possible.sort(key=lambda each: _distance(each, asked))
     listed = "; ".join(_shown(each, is_sharded) for each in possible[:_MOST_LISTED]) or "none"
     details = {"asked": _shown(asked, is_sharded), "possible": listed}
     raise UserError("axes-do-not-multiply", "--num_processes", world_size, **details)
-
-
-def _products(asked: Sizes, world_size: int, is_sharded: bool) -> Iterator[Sizes]:
-    """Sizes of the same axes whose product is the world size."""
-    divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
-    for chosen in itertools.product(divisors, repeat=len(asked)):
-        sizes = dict(zip(asked, chosen, strict=True))
-        if _is_possible(sizes, world_size, is_sharded):
-            yield sizes
 
 
 def _distance(sizes: Sizes, asked: Sizes) -> float:
@@ -189,10 +178,6 @@ def _distance(sizes: Sizes, asked: Sizes) -> float:
 def _shown(sizes: Sizes, is_sharded: bool) -> str:
     names = {} if is_sharded else {"shards": "data"}
     return " x ".join(f"{names.get(name, name)} {size}" for name, size in sizes.items())
-
-
-def _shards_stages(environ: Mapping[str, str]) -> bool:
-    return is_true(environ, _HAS_STAGES) and is_true(environ, "MEGATRON_LM_USE_CUSTOM_FSDP")
 
 
 def _size(environ: Mapping[str, str], name: str) -> int:
@@ -252,12 +237,7 @@ def is_one_node(environ: Mapping[str, str]) -> bool:
 
 
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: str | None = None) -> Launch:
-    """What the launcher and the flags ask for.
-
-    Args:
-        environ: of this process.
-        deepspeed: `--deepspeed`, the path of a DeepSpeed file or its text (`{...}`).
-        fsdp: `--fsdp`.
+    """What the launcher and the flags ask for. `--deepspeed` is the path of a DeepSpeed file or its text (`{...}`).
 
     Raises:
         UserError: the launcher contradicts the flags or cannot start the strategy, or the DeepSpeed file is invalid.
@@ -279,7 +259,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         strategy = "tp" if axes.tensor == world_size else "ddp_tp"
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
-    _check_launcher(environ, strategy, config or {}, axes)
+    _check_launcher(environ, strategy, config, axes)
     sizes = world_size, on_node, rank_of(environ)
     return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source, axes=axes)
 
@@ -348,7 +328,9 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
+def _check_launcher(
+    environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any] | None, axes: Axes
+) -> None:
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
     if starts_one_of_several(environ) and is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
@@ -356,20 +338,16 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    keys = [*unsupported_fsdp_keys(environ), *zero.unsupported_deepspeed_keys(deepspeed)]
+    keys = unsupported_fsdp_keys(environ)
+    keys += [] if deepspeed is None else zero.unsupported_deepspeed_keys(deepspeed)
     if axes.context > 1 and not strategy.startswith("fsdp2_cp"):
         keys.append(f"parallelism_config_cp_size: {axes.context} with {strategy}")
-    if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):
+    if axes.pipeline > 1 and axes.is_sharded and axes.tensor > 1:
+        keys.append(f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}")
+    if axes.pipeline > 1 and strategy not in ("pipeline", "3d"):
+        keys.append(f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}")
+    if keys:
         raise UserError("strategy-file-not-supported", value=", ".join(keys))
-
-
-def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
-    found = []
-    if axes.is_sharded and axes.tensor > 1:
-        found.append(f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}")
-    if strategy not in ("pipeline", "3d"):
-        found.append(f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}")
-    return found
 
 
 def _fsdp_name(axes: Axes, offloads: bool) -> str:

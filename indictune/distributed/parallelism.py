@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.state import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed import collectives, sharding
-from indictune.distributed.ddp import gradient_buckets, settle_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
 from indictune.models.adapters import without_adapter
 from indictune.models.task_models import is_unread
@@ -29,18 +31,11 @@ if TYPE_CHECKING:
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pipeline", "replicas", "shards", "tensor"
 
-Computed = TypeVar("Computed")
-
 
 class Parallelism:
     """Splits a model that was loaded whole, before a Trainer has it. All ranks must make it, and call its methods.
 
-    What an axis needs is imported only if the run has that axis.
-
-    Args:
-        model: to train or to evaluate. It is cut or split in place.
-        launch: of the run.
-        args: of the run.
+    The model is cut or split in place. What an axis needs is imported only if the run has that axis.
 
     Attributes:
         launch: of the run.
@@ -100,10 +95,6 @@ class Parallelism:
         else:
             trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
-    def settle(self, model: nn.Module, step: Callable[[], object]) -> None:
-        """Run `step` until the order in which gradients are added stays the same; see `ddp.settle_buckets`."""
-        settle_buckets(model, step)
-
     def average_gradients(self, trainer: Trainer) -> None:
         """Average the gradients of a split model over the data axis, after the last micro-batch of a step.
 
@@ -136,9 +127,10 @@ class Parallelism:
         """The collator of this rank: of its part of each micro-batch, if a context group shares the tokens."""
         if self.context is None:
             return collator
-        from indictune.distributed.context import own_tokens
+        from indictune.distributed.context import OwnTokens
 
-        return own_tokens(collator, self.launch)
+        axes = self.launch.axes
+        return OwnTokens(collator, self.launch.rank // axes.tensor % axes.context, axes.context)
 
     def compute(self, inputs: dict[str, Any], compute: Callable[[], Tensor]) -> Tensor:
         """What the whole model computes of `inputs`, on all ranks."""
@@ -223,10 +215,67 @@ def _weights_sent(model: nn.Module, launch: Launch, args: IndicTrainingArguments
 @torch.no_grad()
 def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArguments) -> None:
     """Fill this rank's part of a weight; None if it is on other ranks."""
-    from indictune.distributed.sharding import split_like
-
     is_first = args.process_index == 0
     sent = whole.to(args.device) if is_first else torch.empty_like(whole, device=args.device)
     torch.distributed.broadcast(sent.contiguous() if is_first else sent, 0)
     if own is not None and not is_first:
-        own.copy_(split_like(own, sent, name))
+        own.copy_(sharding.split_like(own, sent, name))
+
+
+def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:
+    """Run backward passes until DDP sends gradients in the buckets that it keeps from then on.
+
+    DDP (torch 2.13) sends one bucket until it knows the order of the gradients, and then several. With three ranks or
+    more, the buckets decide in which order gradients are added: a resumed run would differ in the last bit. The
+    gradients of a step, the forward and backward pass of a micro-batch, are dropped.
+    """
+    if not isinstance(model, DistributedDataParallel) or not (passes := passes_until_settled(model)):
+        return
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    for _ in range(passes):
+        step()
+    model.require_backward_grad_sync = before
+    model.zero_grad()
+
+
+def passes_until_settled(model: DistributedDataParallel) -> int:
+    """How many backward passes come before the buckets stay as they are; 0 where they do not matter."""
+    if torch.distributed.get_world_size() < 3:
+        return 0
+    if model.static_graph:
+        return 2  # the first pass finds out which parameters have a gradient
+    return 0 if model.find_unused_parameters else 1
+
+
+def gradient_buckets(args: IndicTrainingArguments) -> DistributedDataParallelKwargs:
+    """How replicas sum their gradients.
+
+    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed. It keeps
+    each gradient twice, and broadcasts constant buffers before every forward pass. With a static graph torch looks for
+    unused parameters once. Some models have them (XLNet).
+    """
+    # torch 2.13 fails under accumulation with a static graph: "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
+    static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
+    looks = args.ddp_find_unused_parameters
+    if looks is None:
+        looks = not (static_graph or args.gradient_checkpointing)
+    given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
+    kind = SumsInBfloat16 if args.reduce_dtype == "bfloat16" else DistributedDataParallelKwargs
+    return kind(
+        broadcast_buffers=bool(args.ddp_broadcast_buffers),
+        find_unused_parameters=looks,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
+        **given,
+    )
+
+
+class SumsInBfloat16(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """accelerate's settings of DDP, which then sums gradients in bfloat16."""
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        """Add torch's bf16 hook by another name, when accelerate has made the DDP.
+
+        torch 2.13 refuses its own by name without NCCL, though it works on gloo.
+        """
+        model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))

@@ -18,7 +18,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback, strategy
-from indictune.distributed.batch_size import micro_batches_of_step
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.distributed.upstream import set_default_timeout
 from indictune.errors import UserError
@@ -61,15 +60,10 @@ def attempt(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that torchrun has started, and how many of them train; the last ones idle.
+    """The processes that torchrun has started, and how many of them train; the last ones idle."""
 
-    Attributes:
-        started: by torchrun, on all nodes.
-        used: the first of them, so many that the global batch divides.
-    """
-
-    started: int
-    used: int
+    started: int  # by torchrun, on all nodes
+    used: int  # the first of them, so many that the global batch divides
 
     @property
     def idle(self) -> int:
@@ -102,19 +96,13 @@ def choose_world(
     """Use as many processes as the global batch divides by, where torchrun may restart the run with other nodes.
 
     Sets `WORLD_SIZE` and `LOCAL_WORLD_SIZE` to what is used. If no number of processes divides it, all are used, and
-    the run is refused.
-
-    Args:
-        environ: of this process.
-        rows: the global batch.
-        rows_at_once: of a micro-batch; None if any number of processes can share the global batch.
-        deepspeed: `--deepspeed`.
+    the run is refused. `rows_at_once` is None if any number of processes can share the rows of a global batch.
     """
     started = int(environ.get("WORLD_SIZE", "1"))
     if not most_restarts(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
     sizes = ((size, _data_size(environ, size, deepspeed)) for size in range(started, 0, -1))
-    used = next((size for size, data in sizes if data and micro_batches_of_step(rows, rows_at_once, data)), started)
+    used = next((size for size, data in sizes if data and rows % (rows_at_once * data) == 0), started)
     first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
     here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
     environ.update(WORLD_SIZE=str(used), LOCAL_WORLD_SIZE=str(here))
@@ -209,7 +197,8 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
         Training arguments that the CPU fallback and the strategy file need.
     """
     from_file = strategy.hide_file_values(launch, environ)
-    set_default_timeout(timedelta(seconds=timeout_s))
+    if launch.world_size > 1:
+        set_default_timeout(timedelta(seconds=timeout_s))
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import zero
 

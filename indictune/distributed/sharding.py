@@ -243,28 +243,21 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 def full_norms(trainer: Trainer) -> dict[str, float]:
     """The Euclidean norm of each trained parameter of all ranks before sharding. All ranks must call it."""
+    trained = {name: each for name, each in unwrapped(trainer).named_parameters() if each.requires_grad}
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
         # ZeRO-3 prefetches parameters for the next step, and then cannot gather them ("Cannot partition a param in
         # flight", DeepSpeed 0.19.8, after a resumed run).
         engine: Any = trainer.model_wrapped
         engine.empty_partition_cache()
-        if engine.autotp_size() > 1:
-            return _norms_gathered_by(trainer)
+        if engine.autotp_size() > 1:  # it gathers matrices on the first rank, as for saving
+            weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(engine) or {}
+            norms = {name: float(weights[name].detach().double().norm()) for name in trained if name in weights}
+            return collectives.gather_from_all(norms)[0]
     norms = {}
-    for name, each in unwrapped(trainer).named_parameters():
-        if not each.requires_grad:
-            continue
+    for name, each in trained.items():
         with whole_parameter(each):
             norms[name] = float(whole_tensor(each).detach().double().norm())
     return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
-
-
-def _norms_gathered_by(trainer: Trainer) -> dict[str, float]:
-    """As `full_norms`, of matrices that DeepSpeed splits: it gathers them on the first rank, as for saving."""
-    trained = {name for name, each in unwrapped(trainer).named_parameters() if each.requires_grad}
-    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
-    norms = {name: float(each.detach().double().norm()) for name, each in weights.items() if name in trained}
-    return collectives.gather_from_all(norms)[0]
 
 
 @contextmanager
@@ -280,7 +273,7 @@ def whole_parameter(parameter: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def reading_weights(args: TrainingArguments, are_sent: bool = False) -> Iterator[bool]:
+def reading_weights(args: TrainingArguments, are_sent: bool) -> Iterator[bool]:
     """A block that reads a model's weights. It yields whether this rank must read them. All ranks must enter it.
 
     `are_sent` says that rank 0 sends each rank its part. With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank
@@ -357,10 +350,7 @@ def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
 def average_gradients(trained: Iterable[Parameter], group: ProcessGroup, sum_in: torch.dtype | None = None) -> None:
     """Average the gradients of weights, or of this rank's parts of them, over a group. All its ranks must call it.
 
-    Args:
-        trained: those without a gradient are passed over, on all ranks alike.
-        group: of the ranks.
-        sum_in: the type of the sums; None is each gradient's own.
+    Weights without a gradient are passed over, on all ranks alike. Sums are in each gradient's own type by default.
     """
     local = [local_part(each.grad) for each in trained if each.grad is not None]
     sums = [each.to(sum_in or each.dtype) for each in local]  # the same tensors, if they are of this type

@@ -23,7 +23,7 @@ from indictune.distributed.launch import (
     use_fsdp_2,
 )
 from indictune.distributed.upstream import bitsandbytes_optimizers
-from indictune.distributed.zero import FileValue, leaves_bad_steps_out
+from indictune.distributed.zero import FileValue
 from indictune.errors import Problem, problem
 
 Data = TypeVar("Data", bound=RowArguments)
@@ -84,17 +84,16 @@ def ignored_values(plan: AnyPlan) -> list[str]:
     known, found = plan.recipe.values.keys() | plan.derived.keys(), []
     for key, value, fields in _values(plan):
         ours = {name: getattr(plan.training, name) for name in fields if name in known}
-        if not any(own != fields[name] for name, own in ours.items()):
-            continue
         counts = [f"--{name} {_shown(own)} counts" for name, own in ours.items() if own != fields[name]]
-        if _DERIVED in ours:
+        if counts and _DERIVED in ours:
             counts = [f"{ours[_DERIVED]} follows from --global_batch_size {plan.training.global_batch_size}"]
-        found.append((key, value, counts[0]))
+        found += [(key, value, instead) for instead in counts[:1]]
     if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
     if engine_of(plan.launch.strategy) == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
         found.append(("zero3_save_16bit_model", False, zero.IS_SAVED_WHOLE))
-    found += zero.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
+    if plan.launch.deepspeed is not None:
+        found += zero.unusable(plan.launch.deepspeed, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
     return [f"Ignoring values of the strategy file: {shown}."] if found else []
 
@@ -124,7 +123,8 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
     yield from _values_of_accelerate(plan.environ)
-    yield from zero.values_in(plan.launch.deepspeed or {})
+    if plan.launch.deepspeed is not None:
+        yield from zero.values_in(plan.launch.deepspeed)
 
 
 def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
@@ -183,15 +183,32 @@ def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None
 
 
-def check_optimizer_of_strategy(plan: AnyPlan) -> list[Problem]:
-    """Refuse an optimizer that the strategy cannot run, or that accelerate would replace with DeepSpeed's CPU Adam."""
-    launch, optim = plan.launch, str(plan.training.optim)
-    found = []
+def check_strategy(plan: AnyPlan) -> list[Problem]:
+    """Refuse settings that the strategy does not have: of the optimizer, communication, saving and bad steps.
+
+    accelerate would replace another optimizer than AdamW with DeepSpeed's CPU Adam if its states are offloaded.
+    """
+    launch, training, method, found = plan.launch, plan.training, plan.model.method, list[Problem]()
+    optim, engine = str(training.optim), engine_of(launch.strategy)
     if not runs_optimizer(launch, optim):
         found.append(problem("optimizer-cannot-be-sharded", "--optim", optim, strategy=launch.strategy))
-    is_offloaded = launch.strategy.startswith("zero") and launch.strategy.endswith("_offload")
-    if is_offloaded and "adamw" not in optim.lower():
+    if engine.startswith("zero") and launch.strategy.endswith("_offload") and "adamw" not in optim.lower():
         found.append(problem("offload-needs-adamw", "--optim", optim, strategy=launch.strategy))
+    if training.reduce_dtype != "float32" and engine == "fsdp2" and method != "full":
+        other = f"--method {method} under {launch.strategy}"
+        found.append(problem("no-effect", "--reduce_dtype", training.reduce_dtype, other=other))
+    steps = plan.derived.get("gradient_accumulation_steps")
+    if training.ddp_static_graph and steps not in (None, 1):
+        found.append(problem("static-graph-with-accumulation", "--ddp_static_graph", "true", steps=steps))
+    splits = engine in ("fsdp2", "tp") or launch.axes.pipeline > 1
+    has_shards = splits and launch.world_size > 1 and method == "full"
+    where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
+    if training.async_save and not has_shards:
+        found.append(problem("async-save-without-shards", "--async_save", "true", where=where))
+    if training.push_to_hub and training.hub_strategy == "every_save" and has_shards:
+        found.append(problem("push-of-shards", "--hub_strategy", "every_save", where=where))
+    if training.on_nonfinite not in ("stop", *leaves_bad_steps_out(launch.strategy)):
+        found.append(problem("skip-under-deepspeed", "--on_nonfinite", training.on_nonfinite))
     return found
 
 
@@ -208,38 +225,14 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     return not (engine_of(launch.strategy).startswith("zero") and optim == "adagrad")
 
 
-def check_communication(plan: AnyPlan) -> list[Problem]:
-    """Refuse settings of the communication between ranks that the strategy does not have."""
-    launch, training, found = plan.launch, plan.training, []
-    if training.reduce_dtype != "float32" and engine_of(launch.strategy) == "fsdp2" and plan.model.method != "full":
-        other = f"--method {plan.model.method} under {launch.strategy}"
-        found.append(problem("no-effect", "--reduce_dtype", training.reduce_dtype, other=other))
-    steps = plan.derived.get("gradient_accumulation_steps")
-    if training.ddp_static_graph and steps not in (None, 1):
-        found.append(problem("static-graph-with-accumulation", "--ddp_static_graph", "true", steps=steps))
-    return found
+def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
+    """The values of `--on_nonfinite` by which a strategy leaves out bad steps.
 
-
-def check_saving(plan: AnyPlan) -> list[Problem]:
-    """Refuse `--async_save` if checkpoints are not shards of all weights, and a push of each save if they are."""
-    launch, method, training = plan.launch, plan.model.method, plan.training
-    splits = engine_of(launch.strategy) in ("fsdp2", "tp") or launch.axes.pipeline > 1
-    has_shards = splits and launch.world_size > 1 and method == "full"
-    where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
-    found = []
-    if training.async_save and not has_shards:
-        found.append(problem("async-save-without-shards", "--async_save", "true", where=where))
-    if training.push_to_hub and training.hub_strategy == "every_save" and has_shards:
-        found.append(problem("push-of-shards", "--hub_strategy", "every_save", where=where))
-    return found
-
-
-def check_bad_steps(plan: AnyPlan) -> list[Problem]:
-    """Refuse a policy for bad steps that the strategy does not have."""
-    asked = plan.training.on_nonfinite
-    if asked in ("stop", *leaves_bad_steps_out(plan.launch.strategy)):
-        return []
-    return [problem("skip-under-deepspeed", "--on_nonfinite", asked)]
+    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite. See
+    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py` (0.19.8). Under bf16, ZeRO-1 and ZeRO-2 do not skip it if
+    `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
+    """
+    return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
 
 
 def forget_pages(optimizer: object) -> None:

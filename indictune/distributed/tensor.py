@@ -100,14 +100,14 @@ def check_split(plan: AnyPlan) -> list[Problem]:
         found.append(problem("fp16-under-tensor", "--fp16", "true", strategy=plan.launch.strategy))
     refused = {
         # AutoTP (0.19.8) does not look into a layer with an adapter.
-        "--method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
-        "--use_dora": model.use_dora,
+        "method": model.method == "qlora" or (is_deepspeed and model.method != "full"),
+        "use_dora": model.use_dora,
+        "modules_to_save": model.method != "full" and bool(model.modules_to_save),
     }
-    refused["--modules_to_save"] = model.method != "full" and bool(model.modules_to_save)
-    for flag in (flag for flag, is_refused in refused.items() if is_refused):
-        value = getattr(model, flag.removeprefix("--"))
+    for name in (name for name, is_refused in refused.items() if is_refused):
+        value = getattr(model, name)
         shown = " ".join(value) if isinstance(value, list) else str(value).lower()
-        found.append(problem("not-under-tensor", flag, shown, strategy=plan.launch.strategy))
+        found.append(problem("not-under-tensor", f"--{name}", shown, strategy=plan.launch.strategy))
     return found
 
 
@@ -133,15 +133,11 @@ def _sizes(config: PreTrainedConfig, is_deepspeed: bool) -> dict[str, int]:
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model, or the stage that was cut from it, over a tensor group. Its matrices become DTensors.
+    """Split a model, or the stage that was cut from it, over a tensor group in place. Its matrices become DTensors.
 
     This follows the loading. transformers can split a model while it reads it (`DistributedConfig`, 5.23), and each
     rank reads only its part. But then the Trainer refuses to resume, adapters and new heads are drawn in parts,
     which differ from those of one process, and neither a stage nor an active vocabulary can be cut out first.
-
-    Args:
-        model: whole on each rank, or an adapter on such a model; changed in place.
-        mesh: the tensor axis.
     """
     own = without_adapter(model)
     apply_tensor_parallelism(own, mesh, styles_of(own))

@@ -54,24 +54,15 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of a mean step of one rank. compute + exposed communication + gaps = step.
-
-    Attributes:
-        rank: of the process.
-        steps: that were measured.
-        step_s: from the end of the step before to its own end, without evaluations and saves between.
-        compute_s: an operator ran, or on a GPU a kernel or a copy.
-        communication_s: a collective or a message was under way, waits for slower ranks included.
-        overlapped_s: of the communication, while something was computed.
-        gaps_s: neither, by phase of the step: on a GPU the device is idle, because the host has not prepared work.
-    """
+    """Seconds of a mean step of one rank. compute + exposed communication + gaps = step."""
 
     rank: int
-    steps: int
-    step_s: float
-    compute_s: float
-    communication_s: float
-    overlapped_s: float
+    steps: int  # that were measured
+    step_s: float  # from the end of the step before to its own end, without evaluations and saves between
+    compute_s: float  # an operator ran, or on a GPU a kernel or a copy
+    communication_s: float  # a collective or a message was under way, waits for slower ranks included
+    overlapped_s: float  # of the communication, while something was computed
+    # Neither, by phase of the step: on a GPU the device is idle, because the host has not prepared work.
     gaps_s: dict[str, float]
 
     @property
@@ -91,28 +82,16 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: the one with the largest `own_s`.
-        own_s: its time.
-        others_s: the mean of the others.
-        more_s: what it spends more time on than the others' mean, by part, the largest first.
-    """
+    """The rank that the others wait for: the one with the largest `own_s`."""
 
     rank: int
     own_s: float
-    others_s: float
-    more_s: dict[str, float]
+    others_s: float  # the mean of the others
+    more_s: dict[str, float]  # what it spends more time on than the others' mean, by part, the largest first
 
 
 def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
-    """The times of a rank; None if no step is whole.
-
-    Args:
-        rank: of the process.
-        events: `traceEvents` of its trace.
-    """
+    """The times of a rank, by the `traceEvents` of its trace; None if no step is whole."""
     complete = [event for event in events if event.get("ph") == "X"]
     steps = list(_steps(complete))
     if not steps:

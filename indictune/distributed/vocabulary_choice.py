@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
@@ -51,17 +51,13 @@ def use_active_vocabulary(
     model: Model,
     args: SentimentTrainingArguments,
     datasets: Iterable[Dataset | None],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     checkpoint: Path | None,
 ) -> None:
     """Train only the used rows of the embedding, if `--active_vocabulary` says so. All ranks must call it.
 
-    Args:
-        model: not given to a Trainer yet. Its embedding is replaced.
-        args: of the run.
-        datasets: all rows that the model will see, with `input_ids`.
-        tokenizer: of the model.
-        checkpoint: to resume from, or None.
+    The embedding is replaced before a Trainer has the model. The datasets have the `input_ids` of all rows that the
+    model will see.
 
     Raises:
         UserError: `on` is impossible for this model, the checkpoint does not train a row that the data uses, or it
@@ -78,15 +74,11 @@ def use_active_vocabulary(
     if checkpoint is not None and began_with_others(checkpoint, gather_from_all(active.unused)[0]):
         raise UserError("checkpoint-of-other-weights", "--resume_from_checkpoint", checkpoint)
     model.set_input_embeddings(active)
-    counts = f"{len(row_ids):,} of {len(active.position_of):,}"
-    logger.info("active vocabulary: %s embedding rows are trained", counts)
+    logger.info(f"active vocabulary: {len(row_ids):,} of {len(active.position_of):,} embedding rows are trained")
 
 
 def rows_to_train(
-    model: Model,
-    args: SentimentTrainingArguments,
-    datasets: Iterable[Dataset | None],
-    tokenizer: PreTrainedTokenizerBase,
+    model: Model, args: SentimentTrainingArguments, datasets: Iterable[Dataset | None], tokenizer: Tokenizer
 ) -> torch.Tensor | None:
     """The rows that are trained, ascending; None for all."""
     if args.active_vocabulary == "off":
@@ -104,9 +96,7 @@ def rows_to_train(
     return row_ids
 
 
-def count_active_rows(
-    plan: AnyPlan, datasets: Iterable[Dataset | None], tokenizer: PreTrainedTokenizerBase
-) -> int | None:
+def count_active_rows(plan: AnyPlan, datasets: Iterable[Dataset | None], tokenizer: Tokenizer) -> int | None:
     """How many rows of the embedding a run would train, without its weights; None for all."""
     if "active_vocabulary" not in plan.configuration or plan.model.method != "full":
         return None

@@ -29,8 +29,6 @@ OVERLAP = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-# DeepSpeed needs a size of the batch, and clips nothing if it is not told.
-_ALWAYS = tuple(key for key in OVERLAP if "." not in key)
 _BETAS = "optimizer.params.betas"
 _TYPES = {"bf16.enabled": ("bf16", "fp16"), "fp16.enabled": ("fp16", "bf16")}
 _SUMS = "communication_data_type"
@@ -62,14 +60,15 @@ _NEEDED = {
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 # Values of stage 3 for which transformers finds a number if they are "auto". DeepSpeed (0.19.8) takes both names.
-_SIZES_OF_STAGE_3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-_OF_STAGE_3 = {each.removeprefix("stage3_"): each for each in _SIZES_OF_STAGE_3} | dict.fromkeys(_GATHERS, _GATHER)
+_SIZES_OF_STAGE_3 = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+}
+_OF_STAGE_3 = _SIZES_OF_STAGE_3 | dict.fromkeys(_GATHERS, _GATHER)
 IS_SAVED_WHOLE = "the model is saved whole"
 # Keys of which transformers (5.23, `HfTrainerDeepSpeedConfig`) finds the value if it is "auto".
-_FILLED = (
-    *(*OVERLAP, *_TYPES, _SUMS, "zero_optimization.reduce_bucket_size"),
-    *(f"zero_optimization.{name}" for each in _SIZES_OF_STAGE_3 for name in (each, each.removeprefix("stage3_"))),
-)
+_FILLED = {*OVERLAP, *_TYPES, _SUMS}
+_FILLED_OF_ZERO = {"reduce_bucket_size", *_SIZES_OF_STAGE_3, *_SIZES_OF_STAGE_3.values()}
 
 # Other keys that change the steps and are not in a checkpoint's states.
 _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
@@ -82,17 +81,11 @@ _PLANS_OF_MATRICES = ("partition_config", "preset_model", "vocab_parallel_lm_hea
 
 
 class FileValue(NamedTuple):
-    """A value of a strategy file that flags can give too.
+    """A value of a strategy file that flags can give too."""
 
-    Attributes:
-        key: in the file.
-        value: in the file.
-        fields: training arguments that say the same, with their values.
-    """
-
-    key: str
-    value: Any
-    fields: Mapping[str, Any]
+    key: str  # in the file
+    value: Any  # in the file
+    fields: Mapping[str, Any]  # training arguments that say the same, with their values
 
 
 def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:
@@ -111,7 +104,7 @@ def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:
     for block, flag in _BLOCKS.items():
         if own := _own_type(config, block):
             yield FileValue(f"{block}.type", _look_up(config, f"{block}.type"), {flag: own})
-    if _compiles(config):
+    if _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True:
         backend = _look_up(config, "compile.backend") or "inductor"
         yield FileValue("compile.backend", backend, {"torch_compile": True, "torch_compile_backend": backend})
 
@@ -148,7 +141,8 @@ def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     found = [(key, _look_up(config, key)) for key in refused]
     split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in refused[key]]
     open_ends = [key for name in config for key, value in _values(name, config[name]).items() if value == "auto"]
-    return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
+    filled = _FILLED | {f"zero_optimization.{name}" for name in _FILLED_OF_ZERO}
+    return split + [f"{key}: auto" for key in open_ends if key not in filled and key.partition(".")[0] not in _BLOCKS]
 
 
 def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,13 +151,16 @@ def values_left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     The Trainer makes optimizer and schedule, and compiles. The saved model is whole.
     """
     changed = {key: value for key, value in copy.deepcopy(dict(config)).items() if key not in _BLOCKS}
-    changed |= dict.fromkeys(_ALWAYS, "auto")
+    # DeepSpeed needs a size of the batch, and clips nothing if it is not told.
+    changed |= {key: "auto" for key in OVERLAP if "." not in key}
     for key in _TYPES:
         name, _, enabled = key.partition(".")
         block = changed.get(name)
         changed[name] = {**(block if isinstance(block, dict) else {}), enabled: "auto"}
     for key, (needed, _) in _NEEDED.items():
-        _replace(changed, key, needed)
+        name, _, inner = key.partition(".")
+        if isinstance(block := changed.get(name), dict) and inner in block:
+            block[inner] = needed
     if isinstance(block := changed.get("compile"), dict):
         changed["compile"] = {key: value for key, value in block.items() if key not in _COMPILE}
     if _is_stage_3(changed):
@@ -187,23 +184,9 @@ def _values(name: str, value: Any) -> dict[str, Any]:
     return {key: inner for part, each in value.items() for key, inner in _values(f"{name}.{part}", each).items()}
 
 
-def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
-    """The values of `--on_nonfinite` by which a strategy leaves out bad steps.
-
-    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite. See
-    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py` (0.19.8). Under bf16, ZeRO-1 and ZeRO-2 do not skip it if
-    `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
-    """
-    return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
-
-
 def _own_type(config: Mapping[str, Any], block: str) -> str | None:
     """The value of a flag for the optimizer or the schedule of a file; None if there is none."""
     return _TYPES_OF_BLOCKS[block].get(str(_look_up(config, f"{block}.type")).lower())
-
-
-def _compiles(config: Mapping[str, Any]) -> bool:
-    return _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True
 
 
 def _splits_matrices(config: Mapping[str, Any]) -> bool:
@@ -219,13 +202,6 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     for part in dotted_key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _replace(config: dict[str, Any], dotted_key: str, value: Any) -> None:
-    parent, _, name = dotted_key.rpartition(".")
-    holder = _look_up(config, parent) if parent else config
-    if isinstance(holder, dict) and name in holder:
-        holder[name] = value
 
 
 SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes

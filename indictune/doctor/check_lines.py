@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from indictune.errors import Problem
 
@@ -17,21 +17,13 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check.
-
-    Attributes:
-        check: its name.
-        status: `warn` is a run that is slow or may fail; `fail` is one that cannot be right.
-        found: what was seen.
-        cure: what to do; empty for `ok`.
-        stack: of a rank that did not come, innermost call last; empty for other checks.
-    """
+    """The result of a check."""
 
     check: str
-    status: Status
-    found: str
-    cure: str = ""
-    stack: tuple[str, ...] = ()
+    status: Status  # `warn` is a run that is slow or may fail; `fail` is one that cannot be right
+    found: str  # what was seen
+    cure: str = ""  # what to do; empty for `ok`
+    stack: tuple[str, ...] = ()  # of a rank that did not come, innermost call last; empty for other checks
 
     def text(self) -> str:
         """The line for the console, with the stack and the cure below it."""
@@ -78,8 +70,3 @@ def named_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 def exit_code(lines: Iterable[Outcome]) -> int:
     """1 if a check failed, else 0."""
     return int(any(line.status == "fail" for line in lines))
-
-
-def lines_as_json(lines: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """The lines with all their fields."""
-    return [asdict(line) for line in lines]

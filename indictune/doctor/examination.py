@@ -13,57 +13,29 @@ from transformers import TrainingArguments
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed import agreement, collectives
-from indictune.distributed.collectives import gather_from_all
-from indictune.doctor import rank_checks
+from indictune.distributed.launch import shown_axes
+from indictune.doctor import machine, rank_checks, run_files
 from indictune.doctor.check_lines import Outcome, merged, of_problem
-from indictune.doctor.machine import (
-    PACKAGES_CHECK,
-    build_line,
-    four_bit_line,
-    gpu_facts,
-    gpu_lines,
-    package_lines,
-    shared_memory_line,
-)
-from indictune.doctor.rank_checks import clock_lines, clock_readings, difference_lines
 from indictune.doctor.roll_call import RollCall
-from indictune.doctor.run_files import (
-    OUTPUT_CHECK,
-    ROWS_CHECK,
-    disk_line,
-    hub_line,
-    nearest_folder,
-    row_digests,
-    row_line,
-)
 from indictune.errors import Problem, UserError, problem
 
 RECIPE_CHECK, LAUNCH_CHECK, _BACKEND_FLAG = "recipe", "launch", "ddp_backend"
-_FIRST = (PACKAGES_CHECK, RECIPE_CHECK, ROWS_CHECK)
+_FIRST = (machine.PACKAGES_CHECK, RECIPE_CHECK, run_files.ROWS_CHECK)
 _BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the tensor of a collective
 _TIMES = {"cpu": 3, "cuda": 10}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
-
-    Attributes:
-        plan: of the run.
-        recipe: its path; empty for none.
-        problems: of the plan and the recipe.
-        values: that all ranks must have alike.
-        repository: of the Hub that the run pushes to; None if it does not.
-        is_quantised: whether the run needs bitsandbytes.
-        bring_up: starts the process group, as the run does, and gives its training arguments.
-    """
+    """What is examined."""
 
     plan: AnyPlan
-    recipe: str
+    recipe: str  # its path; empty for none
     problems: Sequence[Problem]
-    values: Mapping[str, Any]
-    repository: str | None
-    is_quantised: bool
+    values: Mapping[str, Any]  # that all ranks must have alike
+    repository: str | None  # of the Hub that the run pushes to; None if it does not
+    is_quantised: bool  # whether the run needs bitsandbytes
+    # Starts the process group, as the run does, and gives its training arguments.
     bring_up: Callable[[], TrainingArguments]
 
     @property
@@ -83,8 +55,8 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     own = [[Outcome(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
     lines = merged(own, hosts)
     found += [line for line in lines if line.check in _FIRST]
-    found += gpu_lines([rank["gpus"] for rank in ranks], hosts)
-    found += difference_lines([rank["values"] for rank in ranks], hosts)
+    found += machine.gpu_lines([rank["gpus"] for rank in ranks], hosts)
+    found += rank_checks.difference_lines([rank["values"] for rank in ranks], hosts)
     try:
         with roll.at("bringing up the process group"):
             args = subject.bring_up()
@@ -99,13 +71,13 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
 def _of_this_rank(subject: Subject) -> dict[str, Any]:
     """What this rank sees of its machine, as JSON."""
     plan = subject.plan
-    own = gpu_facts(subject.local_rank)
+    own = machine.gpu_facts(subject.local_rank)
     interface = plan.environ.get("NCCL_SOCKET_IFNAME" if own["name"] else "GLOO_SOCKET_IFNAME", "")
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if own["visible"] else None  # type: ignore[no-untyped-call]
-    rows = row_digests(plan.configuration)
+    rows = run_files.row_digests(plan.configuration)
     values = {**subject.values, **rows, "CUDA of torch": torch.version.cuda, "NCCL": nccl}
     return {
-        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), row_line(rows))],
+        "lines": [asdict(line) for line in (*_lines_of_machine(subject, own["visible"]), run_files.row_line(rows))],
         "gpus": own,
         "links": rank_checks.link_facts(own["name"], interface),
         "values": agreement.short_values(values),
@@ -116,16 +88,20 @@ def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
     plan = subject.plan
     device = torch.device("cuda", subject.local_rank) if subject.local_rank < visible_gpus else torch.device("cpu")
     with ThreadPoolExecutor(1) as pool:  # the Hub may take its time
-        hub = pool.submit(hub_line, subject.repository) if plan.launch.rank == 0 else None
-        found = package_lines(plan.environ, visible_gpus, plan.launch.world_size)
+        hub = pool.submit(run_files.hub_line, subject.repository) if plan.launch.rank == 0 else None
+        found = machine.package_lines(plan.environ, visible_gpus, plan.launch.world_size)
         found += [of_problem(RECIPE_CHECK, each) for each in subject.problems]
         if not subject.problems:
             found.append(Outcome(RECIPE_CHECK, "ok", subject.recipe or "none given"))
         if plan.training.output_dir:
-            found.append(disk_line(plan, timed=subject.local_rank == 0))
+            found.append(run_files.disk_line(plan, timed=subject.local_rank == 0))
         else:
-            found.append(Outcome(OUTPUT_CHECK, "ok", "none given"))
-        found += [shared_memory_line(), build_line(plan.launch), four_bit_line(device, subject.is_quantised)]
+            found.append(Outcome(run_files.OUTPUT_CHECK, "ok", "none given"))
+        found += [
+            machine.shared_memory_line(),
+            machine.build_line(plan.launch),
+            machine.four_bit_line(device, subject.is_quantised),
+        ]
         return found + ([hub.result()] if hub else [])
 
 
@@ -137,7 +113,7 @@ def _between_ranks(
         return [Outcome("collectives", "ok", "one process: there is nothing to send")]
     device, own = args.device, dict[str, Any]()
     with roll.at("clocks"):
-        own["clock"] = clock_readings()
+        own["clock"] = rank_checks.clock_readings()
     base = rank_checks.known_numbers(_BYTES[device.type] // 4, device)
     for each in rank_checks.COLLECTIVES:
         with roll.at(each.name):
@@ -148,34 +124,28 @@ def _between_ranks(
         own["links"] = rank_checks.link_rates(device)
     if subject.plan.training.output_dir:
         with roll.at("a file that all nodes see"):
-            own["shared"] = collectives.disk_is_shared(nearest_folder(subject.plan.output_dir), args)
+            own["shared"] = collectives.disk_is_shared(run_files.nearest_folder(subject.plan.output_dir), args)
     of_ranks = roll.exchange("the measurements", own)
-    found = clock_lines([each["clock"] for each in of_ranks], hosts)
+    found = rank_checks.clock_lines([each["clock"] for each in of_ranks], hosts)
     right = {each.name: [rank[f"{each.name} right"] for rank in of_ranks] for each in rank_checks.COLLECTIVES}
     found += rank_checks.wrong_lines(right, hosts)
     for each in rank_checks.COLLECTIVES:
         if all(right[each.name]):
             slowest_s = max(rank[f"{each.name} s"] for rank in of_ranks)
-            rate = rank_checks.bus_bandwidth(each, 4.0 * len(base), ranks, slowest_s)
+            rate = each.share(ranks) * 4.0 * len(base) / slowest_s
             found.append(rank_checks.bandwidth_line(each.name, rate, links, hosts))
     found += rank_checks.rank_lines([each["compute"] for each in of_ranks], hosts)
     found += rank_checks.link_lines([each["links"] for each in of_ranks], hosts)
-    return found + _disks(of_ranks, hosts)
-
-
-def _disks(of_ranks: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
-    if len(set(hosts)) == 1 or "shared" not in of_ranks[0]:
-        return []
-    own_disks = "each node has its own disk, and keeps a copy"
-    return [Outcome("shared disk", "ok", "all nodes see the same files" if of_ranks[0]["shared"] else own_disks)]
+    if len(set(hosts)) > 1 and "shared" in of_ranks[0]:
+        is_shared = of_ranks[0]["shared"]
+        text = "all nodes see the same files" if is_shared else "each node has its own disk, and keeps a copy"
+        found.append(Outcome("shared disk", "ok", text))
+    return found
 
 
 def _launch_line(launch: Launch, args: TrainingArguments) -> Outcome:
     """The strategy, its axes, processes and backend. `check_strategy_started` has compared strategy and processes."""
-    nodes = max(1, launch.world_size // launch.local_world_size)
-    sizes = {"pipeline": launch.axes.pipeline, "tensor": launch.axes.tensor, "context": launch.axes.context}
-    sizes |= {"data": launch.data_size, "replicas": launch.axes.replicas}
-    axes = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    nodes, axes = max(1, launch.world_size // launch.local_world_size), shown_axes(launch)
     asked = f"{launch.strategy}, {launch.world_size} process(es) on {nodes} node(s)" + (f", {axes}" if axes else "")
     if not distributed.is_initialized():
         return Outcome(LAUNCH_CHECK, "ok", f"{asked}, on {args.device}")
@@ -194,29 +164,23 @@ _NUMBERS = 1 << 16  # float32 numbers of a rank
 
 
 def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
-    """What the user is warned of; nothing for one process. All ranks must call it, and all get the same.
-
-    Args:
-        plan: of the run. Its folder exists.
-        args: of this rank, once the process group is up.
+    """What the user is warned of, once the process group is up. All ranks must call it, and all get the same.
 
     Raises:
         UserError: a collective gives a wrong result.
     """
-    if args.world_size == 1:
-        return []
     base = rank_checks.known_numbers(_NUMBERS, args.device)
     right = {each.name: rank_checks.is_right(each, base) for each in rank_checks.COLLECTIVES}
     own = [
-        *package_lines(plan.environ, plan.gpus, args.world_size),
-        shared_memory_line(),
-        disk_line(plan, timed=False),
+        *machine.package_lines(plan.environ, plan.gpus, args.world_size),
+        machine.shared_memory_line(),
+        run_files.disk_line(plan, timed=False),
     ]
-    everyone = gather_from_all((agreement.host_name(), own, right, clock_readings()))
+    everyone = collectives.gather_from_all((agreement.host_name(), own, right, rank_checks.clock_readings()))
     hosts = [each[0] for each in everyone]
     by_name = {name: [each[2][name] for each in everyone] for name in right}
     if wrong := rank_checks.wrong_lines(by_name, hosts):
         raise UserError(problems=[problem("collective-wrong", each.check, each.found) for each in wrong])
     found = merged([each[1] for each in everyone], hosts)
-    found += clock_lines([each[3] for each in everyone], hosts)
+    found += rank_checks.clock_lines([each[3] for each in everyone], hosts)
     return [f"{line.check}: {line.found}. {line.cure}" for line in found if line.status != "ok"]

@@ -42,13 +42,7 @@ _MORE_SHARED_MEMORY = "docker run --shm-size 8g, or --ipc=host. Without it: --da
 
 
 def package_lines(environ: Mapping[str, str], gpus: int, processes: int) -> list[Outcome]:
-    """What is wrong with the packages of this process, or one line that is ok.
-
-    Args:
-        environ: of this process.
-        gpus: that it sees.
-        processes: of the launch.
-    """
+    """What is wrong with the packages of this process, which sees some GPUs, or one line that is ok."""
     found = [line for each in requirements() if (line := _line_of(each))]
     for fault in known_faults():
         asked = (not fault.get("gpu") or gpus > 0) and (not fault.get("several") or processes > 1)
@@ -104,9 +98,10 @@ def _matches(fault: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
 
 def build_line(launch: Launch) -> Outcome:
     """Whether CPU Adam can be built on this node. Only DeepSpeed with an offloaded optimizer needs it."""
-    missing = _missing_for_build()
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    missing = _missing_for_build(compiler)
     if not missing:
-        builders = f"{shutil.which(_compiler())} and {shutil.which('ninja')}"
+        builders = f"{shutil.which(compiler)} and {shutil.which('ninja')}"
         return Outcome(_CPU_ADAM, "ok", f"{builders} build it in 1 to 2 minutes")
     found, cure = f"cannot be built without {', '.join(missing)}", " ".join(missing.values())
     if needs_cpu_adam(launch):
@@ -114,9 +109,9 @@ def build_line(launch: Launch) -> Outcome:
     return Outcome(_CPU_ADAM, "ok", f"{found}; only an offloaded optimizer under DeepSpeed needs it")
 
 
-def _missing_for_build() -> dict[str, str]:
+def _missing_for_build(compiler: str) -> dict[str, str]:
     found = {}
-    if shutil.which(_compiler()) is None:
+    if shutil.which(compiler) is None:
         found["a C++ compiler"] = "apt-get install g++, or set CXX."
     if shutil.which("ninja") is None:
         found["ninja on PATH"] = f"Put {Path(sys.executable).parent} on PATH: it has ninja, or pip install ninja."
@@ -128,17 +123,8 @@ def _missing_for_build() -> dict[str, str]:
     return found
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX", "c++").split()[0]
-
-
 def four_bit_line(device: torch.device, is_needed: bool) -> Outcome:
-    """Whether the error of the round trip is the known one.
-
-    Args:
-        device: that quantises.
-        is_needed: whether the run quantises; else a fault is a warning.
-    """
+    """Whether the error of the round trip is the known one. If the run does not quantise, a fault is a warning."""
     bad: Status = "fail" if is_needed else "warn"
     try:
         error = round_trip_error(device)
@@ -179,12 +165,7 @@ def gpu_facts(local_rank: int) -> dict[str, Any]:
 
 
 def gpu_lines(by_rank: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Outcome]:
-    """What is wrong with the GPUs of the ranks, or one line that is ok.
-
-    Args:
-        by_rank: `gpu_facts` of each rank.
-        hosts: of the ranks.
-    """
+    """What is wrong with the GPUs of the ranks, by `gpu_facts` of each, or one line that is ok."""
     on_host = Counter(hosts)
     found = [*_without_driver(by_rank, hosts), *_shared(by_rank, hosts), *_unlike(by_rank, hosts)]
     for host, processes in on_host.items():

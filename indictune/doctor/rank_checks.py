@@ -6,15 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 from torch import distributed
 
+from indictune.distributed.agreement import ABSENT
 from indictune.distributed.collectives import barrier
 from indictune.doctor.check_lines import Outcome, named_ranks
 from indictune.planning.hardware import gpu_of_device, known_gpus, known_links
@@ -27,19 +27,11 @@ _PORTS = Path("/sys/class/infiniband")
 _SLOTS = ("pcie", "nvl")  # in the names of GPUs without NVLink to all others
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective on known numbers.
-
-    Attributes:
-        name: of it.
-        share: bytes that each link carries, for each byte of the whole tensor and N ranks.
-        run: does it: the number of the rank, the ranks and the numbers of one rank -> result.
-        expected: its result.
-    """
+class Collective(NamedTuple):
+    """A collective on known numbers: the rank, the number of ranks and the numbers of one rank give the result."""
 
     name: str
-    share: Callable[[int], float]
+    share: Callable[[int], float]  # bytes that each link carries, for each byte of the whole tensor, by ranks
     run: Callable[[int, int, Tensor], Tensor]
     expected: Callable[[int, int, Tensor], Tensor]
 
@@ -97,13 +89,7 @@ def is_right(each: Collective, base: Tensor) -> bool:
 
 
 def seconds(each: Collective, base: Tensor, times: int) -> float:
-    """Seconds of one collective on this rank. All ranks must call it.
-
-    Args:
-        each: the collective.
-        base: numbers of one rank.
-        times: it is repeated.
-    """
+    """Seconds of a collective on this rank, the mean of some times. All ranks must call it."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     wait_for_device(base.device)
     distributed.barrier()
@@ -114,25 +100,8 @@ def seconds(each: Collective, base: Tensor, times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def bus_bandwidth(each: Collective, size_bytes: float, ranks: int, slowest_s: float) -> float:
-    """Bytes a second on the links, comparable with their speed for any number of ranks.
-
-    Args:
-        each: the collective.
-        size_bytes: of the whole tensor: what is summed, or gathered, or scattered.
-        ranks: that take part.
-        slowest_s: seconds of the slowest rank.
-    """
-    return each.share(ranks) * size_bytes / slowest_s
-
-
 def wrong_lines(right: Mapping[str, Sequence[bool]], hosts: Sequence[str]) -> list[Outcome]:
-    """A line for each collective that gave a rank another result.
-
-    Args:
-        right: collective -> whether each rank got the known result.
-        hosts: of the ranks.
-    """
+    """A line for each collective that gave a rank another result. `right` says so by collective and rank."""
     cure = "Gradients would be wrong here. Leave out that rank's GPU or node, or try NCCL_P2P_DISABLE=1."
     wrong = {name: [rank for rank, each in enumerate(by_rank) if not each] for name, by_rank in right.items()}
     return [
@@ -151,9 +120,7 @@ def wait_for_device(device: torch.device) -> None:
 def link_facts(gpu: str, interface: str) -> dict[str, float | str]:
     """What the links of this rank should carry, in bytes a second in one direction; 0 for unknown.
 
-    Args:
-        gpu: its name, as the driver gives it; empty without one.
-        interface: the network interface that the user chose; empty for none.
+    GPU and network interface are empty without one.
     """
     name, rate = gpu_link(gpu)
     return {"gpu_link": name, "gpu_link_bytes_s": rate, "network_bytes_s": _network(interface)}
@@ -169,14 +136,7 @@ def gpu_link(gpu: str) -> tuple[str, float]:
 
 
 def bandwidth_line(name: str, bus_bytes_s: float, links: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> Outcome:
-    """How a collective's bus bandwidth compares with the slowest link that it crosses.
-
-    Args:
-        name: of the collective.
-        bus_bytes_s: its bus bandwidth.
-        links: `link_facts` of each rank.
-        hosts: of the ranks.
-    """
+    """How a collective's bus bandwidth compares with the slowest link that it crosses, by all `link_facts`."""
     several, has_gpus = len(set(hosts)) > 1, all(each["gpu_link_bytes_s"] for each in links)
     speeds = {str(links[0]["gpu_link"]): min(float(each["gpu_link_bytes_s"]) for each in links)} if has_gpus else {}
     if several:
@@ -219,10 +179,8 @@ _SENT_TIMES = 3
 Pair = tuple[int, int]
 _CLOCKS = "clocks"
 _BARRIERS = 5
-_SIDE = {True: "ahead of", False: "behind"}
 WIDE_S = 1.0  # reports of several nodes are ordered by their clocks
 _RANKS_ALIKE = "ranks alike"
-_ABSENT = "none"
 _GIVE_THE_SAME = "Give all nodes the same files, flags and packages."
 
 
@@ -273,17 +231,14 @@ def link_rates(device: torch.device) -> dict[int, float]:
 
 
 def rank_lines(seconds: Sequence[float], hosts: Sequence[str]) -> list[Outcome]:
-    """Which rank computes slowest, and whether that holds up the others.
-
-    Args:
-        seconds: `compute_s` of each rank.
-        hosts: of the ranks.
-    """
+    """Which rank computes slowest, by `compute_s` of each, and whether that holds up the others."""
     usual = sorted(seconds)[(len(seconds) - 1) // 2]
-    slow = [rank for rank, each in enumerate(seconds) if each > SLOW * usual]
     cure = "Look for other programs on it (nvidia-smi, top), its clock and temperature, and its power limit."
-    times = {rank: f"computes {seconds[rank] / usual:.1f} times as long as the others" for rank in slow}
-    found = [Outcome(RANK, "warn", f"{named_ranks([rank], hosts)} {text}", cure) for rank, text in times.items()]
+    found = []
+    for rank, each in enumerate(seconds):
+        if each > SLOW * usual:
+            text = f"{named_ranks([rank], hosts)} computes {each / usual:.1f} times as long as the others"
+            found.append(Outcome(RANK, "warn", text, cure))
     last = max(range(len(seconds)), key=lambda rank: seconds[rank])
     ok = f"{named_ranks([last], hosts)}, by {seconds[last] / usual - 1:.0%}" if len(seconds) > 1 else "one process"
     return found or [Outcome(RANK, "ok", ok)]
@@ -292,9 +247,7 @@ def rank_lines(seconds: Sequence[float], hosts: Sequence[str]) -> list[Outcome]:
 def link_lines(by_rank: Sequence[Mapping[str, float]], hosts: Sequence[str]) -> list[Outcome]:
     """Which link is slowest, among those within nodes and those between nodes.
 
-    Args:
-        by_rank: `link_rates` of each rank; the other rank is a text, as JSON has it.
-        hosts: of the ranks.
+    `by_rank` has the `link_rates` of each rank; the other rank is a text, as JSON has it.
     """
     rates: dict[Pair, float] = {}
     for rank, links in enumerate(by_rank):
@@ -340,13 +293,9 @@ def clock_readings() -> list[float]:
 
 
 def clock_lines(by_rank: Sequence[Sequence[float]], hosts: Sequence[str]) -> list[Outcome]:
-    """Which ranks' clocks are off.
+    """Which ranks' clocks are off, by `clock_readings` of each.
 
     A rank leaves a barrier late, if it is busy, and never early. The median of the rounds leaves that out.
-
-    Args:
-        by_rank: `clock_readings` of each rank.
-        hosts: of the ranks.
     """
     if len(by_rank) == 1:
         return [Outcome(_CLOCKS, "ok", "one process")]
@@ -355,27 +304,22 @@ def clock_lines(by_rank: Sequence[Sequence[float]], hosts: Sequence[str]) -> lis
     off = {rank: skew - middle for rank, skew in enumerate(skews) if abs(skew - middle) > WIDE_S}
     found = []
     for rank, skew in off.items():
-        text = f"the clock of {named_ranks([rank], hosts)} is {abs(skew):,.1f} s {_SIDE[skew > 0]} the others"
+        side = "ahead of" if skew > 0 else "behind"
+        text = f"the clock of {named_ranks([rank], hosts)} is {abs(skew):,.1f} s {side} the others"
         found.append(Outcome(_CLOCKS, "warn", text, f"Start chronyd or ntpd on {hosts[rank]}."))
     widest = max(skews) - min(skews)
     return found or [Outcome(_CLOCKS, "ok", f"all ranks within {max(widest, 0.001):.3f} s")]
 
 
 def difference_lines(by_rank: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[Outcome]:
-    """A line for each value of ranks that differs from that of most, or, of two ranks, from that of rank 0.
-
-    Args:
-        by_rank: the values of each rank, as `agreement.short_values` gives them.
-        hosts: of the ranks.
-    """
+    """A line for each of the `short_values` of ranks that is not that of most, or, of two ranks, that of rank 0."""
     found = []
     for name in dict.fromkeys(name for values in by_rank for name in values):
-        values = [each.get(name, _ABSENT) for each in by_rank]
+        values = [each.get(name, ABSENT) for each in by_rank]
         usual = Counter(values).most_common(1)[0][0]  # of equally many, the first
         for value in dict.fromkeys(each for each in values if each != usual):
             ranks = [rank for rank, each in enumerate(values) if each == value]
             text = f"{name} of {named_ranks(ranks, hosts)}: {value}; the others have {usual}"
             found.append(Outcome(_RANKS_ALIKE, "fail", text, _GIVE_THE_SAME))
-    alone = len(by_rank) == 1
     ok = f"{len(by_rank[0])} values: flags, seeds, rows, packages and strategy file"
-    return found or [Outcome(_RANKS_ALIKE, "ok", "one process" if alone else ok)]
+    return found or [Outcome(_RANKS_ALIKE, "ok", "one process" if len(by_rank) == 1 else ok)]

@@ -49,15 +49,10 @@ _GONE = "gone", "Look at what it printed last, and in dmesg: the kernel ends pro
 
 
 class Place(NamedTuple):
-    """Where a rank is.
+    """Where a rank is. All ranks come to the same places in the same order."""
 
-    Attributes:
-        number: of the places it came to; all ranks come to the same ones in the same order.
-        name: of the last one.
-    """
-
-    number: int
-    name: str
+    number: int  # of the places it came to
+    name: str  # of the last one
     pid: int
     host: str
 
@@ -73,11 +68,8 @@ class AbsentError(Exception):
 class RollCall:
     """The ranks of a launch, as the store shows them. One process needs no store.
 
-    Args:
-        environ: of this process.
-        timeout_s: after which a wait is reported.
-        report: gets the lines that name who is absent, on one rank that waits, from another thread than the main one.
-            The process ends after it.
+    After `timeout_s` in a wait, `report` gets the lines that name who is absent, on one rank that waits, from another
+    thread than the main one. The process ends after it.
 
     Raises:
         DistError: nobody serves the store.
@@ -99,11 +91,7 @@ class RollCall:
 
     @contextmanager
     def at(self, place: str, longer: float = 1.0) -> Iterator[None]:
-        """A block in which this rank waits for all others.
-
-        Args:
-            place: its name.
-            longer: times the timeout.
+        """A named block in which this rank waits for all others, some times longer than the timeout.
 
         Raises:
             AbsentError: a rank is gone, and so the wait failed.
@@ -120,20 +108,15 @@ class RollCall:
             ignore_stops()
             waited = f"in {time.monotonic() - self._since:.0f} s"
             self._since = 0.0  # else the watch reports too
-            if not isinstance(error, Stopped):
-                waited = f"and the wait failed ({_in_short(error)})"
+            if not isinstance(error, Stopped):  # its first sentence, without the place in the C++ code of gloo
+                reason = re.sub(r"^\[/.*?\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
+                waited = f"and the wait failed ({reason})"
             raise AbsentError(self._absent(waited) if self._claims() else []) from error
         finally:
             self._since = 0.0
 
     def exchange(self, name: str, mine: _T, longer: float = 1.0) -> list[_T]:
-        """What each rank has, by rank. All ranks must call it. It passes through JSON.
-
-        Args:
-            name: of the exchange, each time another one.
-            mine: of this rank.
-            longer: times the timeout.
-        """
+        """What each rank has, by rank. All ranks must call it, each time with another name. It passes through JSON."""
         if self.world_size == 1:
             return [json.loads(json.dumps(mine))]
         with self.at(name, longer):
@@ -242,9 +225,8 @@ class RollCall:
         if place is None:
             cure = "Look at what its launcher printed, and whether all nodes were started."
             return Outcome(check, "fail", f"rank {rank} did not start: it {what}", cure)
-        found = (
-            f"rank {rank} (process {place.pid} on {place.host}) {what}. The last place that it came to: {place.name}."
-        )
+        found = f"rank {rank} (process {place.pid} on {place.host}) {what}."
+        found += f" The last place that it came to: {place.name}."
         if stack is None:
             state, cure = why_silent(place.pid, place.host)
             return Outcome(check, "fail", f"{found} It gave no stack: its process is {state}.", cure)
@@ -259,11 +241,6 @@ def ignore_stops() -> None:
     """Ignore the signal that a launcher sends to all ranks when the first has ended: this one has to say why."""
     for number in OF_SCHEDULERS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _in_short(error: BaseException) -> str:
-    """The first sentence of an error, without the place in the C++ code of gloo."""
-    return re.sub(r"^\[/.*?\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
 
 
 def outside_torch(stacks: Mapping[int, Sequence[str]]) -> list[int]:
@@ -288,12 +265,7 @@ def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> St
 
 
 def why_silent(pid: int, host: str) -> tuple[str, str]:
-    """What a process is that gives no stack, and the cure.
-
-    Args:
-        pid: of it.
-        host: where it runs. Of another node nothing is known.
-    """
+    """What a process is that gives no stack, and the cure. Of another node nothing is known."""
     look = f"On {host}, type: ps -o stat= -p {pid}. T is stopped, D waits for a disk."
     if host != agreement.host_name():
         return "stopped, gone, or busy outside Python", look

@@ -43,12 +43,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def disk_line(plan: AnyPlan, timed: bool) -> Outcome:
-    """Whether the checkpoints of a run fit, and how fast they are written.
-
-    Args:
-        plan: of the run.
-        timed: whether to write something.
-    """
+    """Whether the checkpoints of a run fit, and, if `timed`, how fast a disk writes them."""
     folder = nearest_folder(plan.output_dir)
     meta = meta_of(plan) if plan.training.save_strategy != "no" else None
     size = 0 if meta is None else checkpoint_of_node(plan, meta)
@@ -144,11 +139,7 @@ def _add_file(digest: Any, path: Path) -> int:
 
 
 def hub_line(repository: str | None) -> Outcome:
-    """Whether a push can succeed.
-
-    Args:
-        repository: where the run pushes to, with or without a namespace; None if it does not push.
-    """
+    """Whether a push to a repository, with or without a namespace, can succeed; None if the run does not push."""
     if repository is None:
         return Outcome(_HUB, "ok", "not asked: the run does not push")
     if constants.HF_HUB_OFFLINE:
@@ -158,7 +149,14 @@ def hub_line(repository: str | None) -> Outcome:
     if get_token() is None:
         return Outcome(_HUB, "fail", "there is no token", "Set HF_TOKEN, or run `hf auth login` once.")
     try:
-        return _hub_answer(repository)
+        api = HfApi()
+        user = api.whoami()
+        name = repository if "/" in repository else f"{user['name']}/{repository}"
+        try:
+            api.auth_check(name, write=True)
+        except RepositoryNotFoundError:  # the run makes it
+            return _may_make(name, user)
+        return Outcome(_HUB, "ok", f"{user['name']} may write to {name}")
     except HfHubHTTPError as error:
         reason = without_tokens(str(error).partition("\n")[0])
         if error.response.status_code in _LATER or error.response.status_code >= _SERVER_ERROR:
@@ -166,17 +164,6 @@ def hub_line(repository: str | None) -> Outcome:
         return Outcome(_HUB, "fail", f"refused access to {repository}: {reason}", _CURE_OF_TOKEN)
     except Exception as error:  # no network: what the client raises depends on its version
         return Outcome(_HUB, "warn", f"does not answer ({type(error).__name__})", _AGAIN)
-
-
-def _hub_answer(repository: str) -> Outcome:
-    api = HfApi()
-    user = api.whoami()
-    name = repository if "/" in repository else f"{user['name']}/{repository}"
-    try:
-        api.auth_check(name, write=True)
-    except RepositoryNotFoundError:  # the run makes it
-        return _may_make(name, user)
-    return Outcome(_HUB, "ok", f"{user['name']} may write to {name}")
 
 
 def _may_make(name: str, user: dict[str, object]) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,70 +12,43 @@ from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.context import check_context
 from indictune.distributed.launch import read_launch
 from indictune.distributed.pipeline.layout import check_pipeline
-from indictune.distributed.strategy import (
-    check_bad_steps,
-    check_communication,
-    check_optimizer_of_strategy,
-    check_saving,
-    check_weights,
-    default_optimizer,
-)
+from indictune.distributed.strategy import check_strategy, check_weights, default_optimizer
 from indictune.distributed.tensor import check_split
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
 from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import Memory, NodeMemory, RankMemory, WrittenBytes, node_memory, written_bytes
 from indictune.planning.rank_weights import ModelWeights
-from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, model_flops_of_step
+from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, flops_of_step
 from indictune.versions import strategies
 
 
 @dataclass(frozen=True)
 class MicroBatchSize:
-    """What a process computes at once.
-
-    Attributes:
-        rows: of it.
-        tokens: at most, of one process.
-        count: of a step.
-    """
+    """What a process computes at once."""
 
     rows: int
-    tokens: int
-    count: int
+    tokens: int  # at most, of one process
+    count: int  # of a step
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy on a machine.
+    """A strategy on a machine."""
 
-    Attributes:
-        strategy: name of its file.
-        launch: of a run under it.
-        method: of the run.
-        refused: why it cannot run the plan; empty if it can.
-        micro_batch: the fastest that fits, or the one of least memory.
-        largest: micro-batch that fits; None if none does.
-        memory: of the process that needs most, with `micro_batch`.
-        node: CPU memory of a node.
-        written: to disk.
-        step: the time of a step.
-        mfu: model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
-        fits: whether a GPU has the memory with room to spare, and a node its own, if that is known.
-    """
-
-    strategy: str
-    launch: Launch
+    strategy: str  # name of its file
+    launch: Launch  # of a run under it
     method: str
-    refused: str = ""
-    micro_batch: MicroBatchSize | None = None
-    largest: MicroBatchSize | None = None
-    memory: Memory | None = None
-    node: NodeMemory | None = None
-    written: WrittenBytes | None = None
-    step: Step | None = None
+    refused: str = ""  # why it cannot run the plan; empty if it can
+    micro_batch: MicroBatchSize | None = None  # the fastest that fits, or the one of least memory
+    largest: MicroBatchSize | None = None  # micro-batch that fits; None if none does
+    memory: Memory | None = None  # of the process that needs most, with `micro_batch`
+    node: NodeMemory | None = None  # CPU memory of a node
+    written: WrittenBytes | None = None  # to disk
+    step: Step | None = None  # the time of a step
+    # Model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
     mfu: float = 0.0
-    fits: bool = False
+    fits: bool = False  # whether a GPU has the memory with room to spare, and a node its own, if that is known
 
     @property
     def rows(self) -> int:
@@ -97,12 +70,8 @@ def candidates(
 ) -> list[Candidate]:
     """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first.
 
-    Args:
-        plan: of the run.
-        weights: of its model.
-        machine: that it runs on.
-        lengths: of the training rows; None: each as long as `--max_length`.
-        asked: the micro-batch, in rows, or in tokens under `--max_tokens_per_device`; None: the fastest that fits.
+    Without lengths, each row is as long as `--max_length`. The micro-batch that is asked for is in rows, or in tokens
+    under `--max_tokens_per_device`; None is the fastest that fits.
     """
     search = _Search(plan, weights, machine, unknown_lengths(plan) if lengths is None else lengths, asked)
     found = [search.best_of(name, launch) for name, launch in _launches(machine, plan.model.method)]
@@ -162,16 +131,20 @@ class _Search:
         optim = default_optimizer(launch, method, has_gpu=own.gpus > 0)
         if optim is not None and "optim" not in own.recipe.values:
             own = own.derive(optim=optim)
-        batches, problems = micro_batches(own, self.lengths, self.asked), _problems(own)
+        assert own.model_config is not None
+        found = check_weights(own, stored_quantisation(own.model_config))
+        checks = (check_split, check_pipeline, check_context, check_strategy)
+        found += [each for check in checks for each in check(own)]
+        batches, problems = micro_batches(own, self.lengths, self.asked), dict.fromkeys(map(str, found))
         if problems or not batches:
             rows = self.asked if own.training.max_tokens_per_device is None else None
             alone = uneven_batch(own.training.global_batch_size, launch.data_size, rows)
             return Candidate(name, launch, method, "; ".join(problems) or alone)
         memory = RankMemory(own, self.weights)
-        found = [self._measured(name, memory, each) for each in batches]
-        fitting = [each for each in found if each.fits]
+        measured = [self._measured(name, memory, each) for each in batches]
+        fitting = [each for each in measured if each.fits]
         if not fitting:
-            return min(found, key=lambda each: each.memory.total_bytes if each.memory else 0)
+            return min(measured, key=lambda each: each.memory.total_bytes if each.memory else 0)
         best = min(fitting, key=lambda each: (_seconds(each), -each.tokens))
         return replace(best, largest=max(fitting, key=lambda each: each.tokens).micro_batch)
 
@@ -181,7 +154,7 @@ class _Search:
         node = node_memory(memory, machine.of_node)
         fits = needed.total_bytes <= machine.usable_bytes
         fits &= not machine.host_bytes or node.needed <= machine.host_bytes
-        flops = model_flops_of_step(plan, self.weights, self.lengths)
+        flops = flops_of_step(plan, self.weights, self.lengths, recomputes=False)
         return Candidate(
             *(name, plan.launch, plan.model.method),
             micro_batch=batch,
@@ -202,46 +175,28 @@ def uneven_batch(rows: int, groups: int, asked: int | None) -> str:
     return f"--global_batch_size {rows} is no multiple of {what}; use {' or '.join(map(str, sizes))}"
 
 
-def _problems(plan: AnyPlan) -> Sequence[str]:
-    assert plan.model_config is not None
-    found = check_weights(plan, stored_quantisation(plan.model_config))
-    checks = (check_split, check_pipeline, check_context, check_optimizer_of_strategy, check_saving, check_bad_steps)
-    found += [each for check in (*checks, check_communication) for each in check(plan)]
-    return list(dict.fromkeys(map(str, found)))
-
-
 def unknown_lengths(plan: AnyPlan) -> RowLengths:
     """Of rows that are not read: each has `--max_length` tokens."""
     return RowLengths(plan.sequence_limit, plan.sequence_limit, plan.sequence_limit)
 
 
 def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) -> list[MicroBatchSize]:
-    """All micro-batches that a run may choose; none if its processes cannot share the global batch.
+    """All micro-batches that a run may choose, or that which is asked for, as in `candidates`.
 
-    Args:
-        plan: of the run, with its launch.
-        lengths: of the training rows.
-        asked: the only one that is wanted, in rows, or in tokens under `--max_tokens_per_device`.
+    There are none if the processes cannot share the global batch.
     """
     rows, rest = divmod(plan.training.global_batch_size, plan.launch.data_size)
     if rest:
         return []
     parts = plan.launch.axes.context
-    if plan.training.max_tokens_per_device is not None:
-        return [_of_tokens(rows, lengths, each, parts) for each in _limits(rows, lengths, parts, asked)]
-    sizes = [each for each in range(1, rows + 1) if rows % each == 0 and asked in (None, each)]
-    return [MicroBatchSize(each, math.ceil(each * lengths.longest / parts), rows // each) for each in sizes]
-
-
-def _limits(rows: int, lengths: RowLengths, parts: int, asked: int | None) -> list[int]:
-    """Values of `--max_tokens_per_device`: the longest row's, doubled until one micro-batch takes all rows."""
-    if asked is not None:
-        return [asked]
-    least = math.ceil(lengths.longest / parts)
+    if plan.training.max_tokens_per_device is None:
+        sizes = [each for each in range(1, rows + 1) if rows % each == 0 and asked in (None, each)]
+        return [MicroBatchSize(each, math.ceil(each * lengths.longest / parts), rows // each) for each in sizes]
+    # The limit of the longest row, doubled until one micro-batch takes all rows.
     doublings = max(0, math.ceil(math.log2(max(1.0, rows * lengths.mean / lengths.longest))))
-    return [least * 2**power for power in range(doublings + 1)]
-
-
-def _of_tokens(rows: int, lengths: RowLengths, limit: int, parts: int) -> MicroBatchSize:
-    count = min(rows, math.ceil(rows * lengths.mean / (limit * parts)))
-    return MicroBatchSize(math.ceil(rows / count), limit, count)
+    limits = [math.ceil(lengths.longest / parts) * 2**power for power in range(doublings + 1)]
+    found = []
+    for limit in limits if asked is None else [asked]:
+        count = min(rows, math.ceil(rows * lengths.mean / (limit * parts)))
+        found.append(MicroBatchSize(math.ceil(rows / count), limit, count))
+    return found

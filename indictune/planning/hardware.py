@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +22,6 @@ CONTROL_GROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-COUNTS = Path("/proc/vmstat")
 
 
 def free_and_capacity() -> tuple[int, int]:
@@ -38,16 +36,6 @@ def free_and_capacity() -> tuple[int, int]:
     if most != resource.RLIM_INFINITY:
         found.append((max(0, most - psutil.Process().memory_info().vms), most))
     return min(found)
-
-
-def killed_processes() -> int:
-    """How many processes Linux has killed for lack of memory since it started, those of control groups included."""
-    with suppress(OSError):
-        for line in COUNTS.read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0
 
 
 DEFAULT_GPU = "a100"  # whose rates count where no GPU is named
@@ -87,29 +75,17 @@ def assumed(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs, and the links between them.
+    """GPUs, and the links between them."""
 
-    Attributes:
-        gpus: in all nodes.
-        of_node: GPUs of a node.
-        memory_bytes: of a GPU.
-        flops: of a GPU in 16 bits, without sparsity.
-        flops_fp32: of a GPU in fp32, without tensor cores.
-        in_node: bytes a second in one direction, of each GPU within a node.
-        between_nodes: the same, to another node.
-        host_bytes: memory of a node; 0 for unknown.
-        has_bf16: whether a GPU computes in bf16.
-    """
-
-    gpus: int
-    of_node: int
-    memory_bytes: float
-    flops: float
-    flops_fp32: float
-    in_node: float
-    between_nodes: float
-    host_bytes: float = 0.0
-    has_bf16: bool = True
+    gpus: int  # in all nodes
+    of_node: int  # GPUs of a node
+    memory_bytes: float  # of a GPU
+    flops: float  # of a GPU in 16 bits, without sparsity
+    flops_fp32: float  # of a GPU in fp32, without tensor cores
+    in_node: float  # bytes a second in one direction, of each GPU within a node
+    between_nodes: float  # the same, to another node
+    host_bytes: float = 0.0  # memory of a node; 0 for unknown
+    has_bf16: bool = True  # whether a GPU computes in bf16
 
     @property
     def usable_bytes(self) -> float:
@@ -142,16 +118,10 @@ def machine_of(
     internode_bytes_s: float | None = None,
     host_bytes: float = 0.0,
 ) -> Machine:
-    """A machine of known GPUs.
+    """A machine of GPUs by their name in `known_gpus`, in nodes of equal size, with a link of `known_links`.
 
-    Args:
-        gpu: a name of `known_gpus`.
-        gpus: in all nodes.
-        nodes: of equal size.
-        memory_bytes: of a GPU; None takes the data sheet's.
-        interconnect: a name of `known_links`; None takes the data sheet's link.
-        internode_bytes_s: of a node to the others, in one direction; None takes a port for each GPU.
-        host_bytes: memory of a node; 0 for unknown.
+    None takes memory and link of the data sheet. `internode_bytes_s` are those of a node to the others, in one
+    direction; None takes a port for each GPU. The memory of a node is 0 for unknown.
     """
     figures, of_node = known_gpus()[gpu], gpus // nodes
     port = 1e9 / 8 * assumed("internode_gbit_s") if internode_bytes_s is None else internode_bytes_s / of_node
@@ -176,9 +146,9 @@ def asked_machine(args: MachineArguments) -> Machine:
     """
     problems, gpus = Problems(), known_gpus()
     gpu = (args.gpu or DEFAULT_GPU).lower()
-    memory = problems.attempt(_asked_bytes, "--gpu_memory", args.gpu_memory)
-    host = problems.attempt(_asked_bytes, "--host_memory", args.host_memory)
-    between = problems.attempt(_asked_rate, args.internode)
+    memory = problems.attempt(_asked_size, "plan-memory", "--gpu_memory", args.gpu_memory)
+    host = problems.attempt(_asked_size, "plan-memory", "--host_memory", args.host_memory)
+    between = problems.attempt(_asked_size, "plan-internode", "--internode", args.internode)
     if gpu not in gpus:
         problems.append(problem("plan-unknown-gpu", "--gpu", gpu, known=", ".join(gpus)))
     link = problems.attempt(_asked_link, args.interconnect, gpu if gpu in gpus else DEFAULT_GPU)
@@ -197,13 +167,9 @@ def link_name(args: MachineArguments) -> str:
 
 
 def this_machine(processes: int, gpus: int) -> Machine:
-    """The machine of this process, with its CPU memory.
+    """The machine of this process, with its CPU memory, which processes without GPUs share.
 
     A GPU that no data sheet is known of has the rates of an A100, and a process on a CPU those that are assumed.
-
-    Args:
-        processes: that a run starts.
-        gpus: that it sees; 0 trains on the CPU, whose processes share its memory.
     """
     free, capacity = free_and_capacity()
     if gpus:
@@ -216,27 +182,17 @@ def this_machine(processes: int, gpus: int) -> Machine:
     return Machine(processes, processes, free / processes, flops, flops, link, link)
 
 
-def _asked_bytes(flag: str, text: str | None) -> float | None:
-    size = None if text is None else _number_of(text.lower(), _BYTES)
-    if text is not None and size is None:
-        raise UserError("plan-memory", flag, text)
-    return size
-
-
-def _asked_rate(text: str | None) -> float | None:
-    """Bytes a second of a rate in bits or bytes."""
-    rate = None if text is None else _number_of(re.sub(r"(/s|ps|it|it/s)$", "", text), _BYTES_A_SECOND)
-    if text is not None and rate is None:
-        raise UserError("plan-internode", "--internode", text)
-    return rate
-
-
-def _number_of(text: str, units: Mapping[str, float]) -> float | None:
-    """A number above 0 with a unit; None for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
-    if found is None or found[2] not in units:
+def _asked_size(code: str, flag: str, text: str | None) -> float | None:
+    """Bytes, or bytes a second of a rate in bits or bytes: a number above 0 with a unit."""
+    if text is None:
         return None
-    return float(found[1]) * units[found[2]] or None
+    is_rate = code == "plan-internode"
+    units, plain = (_BYTES_A_SECOND, re.sub(r"(/s|ps|it|it/s)$", "", text)) if is_rate else (_BYTES, text.lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", plain)
+    size = float(found[1]) * units.get(found[2], 0.0) if found else 0.0
+    if not size:
+        raise UserError(code, flag, text)
+    return size
 
 
 def _asked_link(asked: str | None, gpu: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
@@ -27,10 +27,11 @@ from indictune.distributed.launch import engine_of
 from indictune.distributed.upstream import whole_gradients
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.config_shapes import MetaModel
-from indictune.planning.hardware import assumed, free_and_capacity, killed_processes
-from indictune.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
+from indictune.planning.hardware import assumed, free_and_capacity
+from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens
+from indictune.planning.rank_weights import ModelWeights
 from indictune.progress import OWN_PROGRESS
+from indictune.stop_signals import killed_processes
 
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
 # Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.
@@ -60,17 +61,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and bool(_SAYS_SO.search(str(error)))
 
 
-@dataclass(frozen=True)
-class KnownRows:
-    """What a run knows of its rows once it has read them.
+class KnownRows(NamedTuple):
+    """What a run knows of its rows once it has read them."""
 
-    Attributes:
-        longest: tokens of one; None for `--max_length`.
-        active: rows of the embedding that are trained; None for all.
-    """
-
-    longest: int | None = None
-    active: int | None = None
+    longest: int | None = None  # tokens of one; None for `--max_length`
+    active: int | None = None  # rows of the embedding that are trained; None for all
 
 
 _UNKNOWN = KnownRows()
@@ -79,15 +74,7 @@ _UNKNOWN = KnownRows()
 def out_of_memory(
     error: BaseException, plan: AnyPlan | None, step: int, place: str, trainer: Trainer | None = None
 ) -> Problem:
-    """The answer to an error of `is_out_of_memory`.
-
-    Args:
-        error: as raised.
-        plan: of the run; None before there is one.
-        step: the last one that ended.
-        place: the last one that this rank passed, as in `Progress`.
-        trainer: that trains; None before.
-    """
+    """The answer to an error of `is_out_of_memory`, after the last step and place of this rank, as in `Progress`."""
     text = str(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in text
     free, capacity = torch.cuda.mem_get_info() if on_gpu and torch.cuda.is_available() else free_and_capacity()
@@ -126,7 +113,7 @@ def _advice(
 ) -> dict[str, str]:
     """The estimate of this process and the smallest change that fits, for a message."""
     known = _known_rows(trainer)
-    own = None if plan is None else _predicted(memory_of_rank, plan, known)
+    own = None if plan is None else estimated(plan, known, of_this_rank=True)
     needed = None if plan is None else estimated(plan, known)
     if plan is None or own is None or needed is None:
         return {"estimate": "", "change": "Close other programs, or use a machine with more memory."}
@@ -143,17 +130,9 @@ def _advice(
 
 
 def compared(predicted: Memory, held: Mapping[str, int], used: int) -> str:
-    """Terms that are predicted, each with what a process holds.
-
-    Args:
-        predicted: of the process.
-        held: by part, as `held_bytes` gives it.
-        used: by the process, in all.
-    """
+    """Terms that are predicted, each with what a process holds by `held_bytes`, and what it uses in all."""
     terms = asdict(predicted)
-    pairs = [
-        f"{name.replace('_', ' ')} {shown_bytes(terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()
-    ]
+    pairs = [f"{_term(name, terms.pop(name))}, {shown_bytes(size)}" for name, size in held.items()]
     rest = f"all else {shown_bytes(sum(terms.values()))} ({_listed(terms)})"
     return "; ".join([*pairs, f"{rest}, {shown_bytes(max(0, used - sum(held.values())))}"])
 
@@ -174,27 +153,23 @@ def _known_rows(trainer: Trainer | None) -> KnownRows:
     return KnownRows(longest, None if active is None else len(active[1].row_ids))
 
 
-def estimated(plan: AnyPlan, known: KnownRows = _UNKNOWN) -> Memory | None:
-    """The memory of the process that needs most, if all rows are as long as the longest; None for an unknown model."""
-    return _predicted(estimate_memory, plan, known)
-
-
-def _predicted(
-    estimate: Callable[[AnyPlan, MetaModel, int], Memory], plan: AnyPlan, known: KnownRows
-) -> Memory | None:
+def estimated(plan: AnyPlan, known: KnownRows = _UNKNOWN, of_this_rank: bool = False) -> Memory | None:
+    """The memory of the process that needs most, or of this one, if all rows are as long as the longest; None for an
+    unknown model."""
     meta = meta_of(plan, known.active if plan.model.method == "full" else None)
-    longest = known.longest or plan.sequence_limit
-    return None if meta is None else estimate(plan, meta, micro_batch_tokens(plan, longest))
+    if meta is None:
+        return None
+    memory, launch = RankMemory(plan, ModelWeights(meta)), plan.launch
+    sizes = micro_batch_tokens(plan, known.longest or plan.sequence_limit), plan.training.gradient_accumulation_steps
+    if of_this_rank:
+        return memory.of_stage(launch.rank // (launch.world_size // launch.axes.pipeline), *sizes)
+    return memory.at(*sizes)
 
 
 def smallest_change(plan: AnyPlan, needed: Memory, capacity: int, known: KnownRows = _UNKNOWN) -> str:
-    """A sentence with the flags of the first change that fits, the ones that change least first.
+    """A sentence with the flags of the first change that fits the bytes of the device, those that change least first.
 
-    Args:
-        plan: that did not fit.
-        needed: the estimate of it.
-        capacity: bytes of the device. Processes on one CPU share it.
-        known: of the rows.
+    `needed` is the estimate of the plan, which did not fit. Processes on one CPU share its bytes.
     """
     own = capacity if plan.gpus else capacity // plan.launch.local_world_size
     # It is to be below the same share of the estimate of what did not fit, too.
@@ -250,15 +225,10 @@ def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
 def held_bytes(
     model: nn.Module, optimizer: Optimizer | None = None, counted: dict[int, torch.Tensor] | None = None
 ) -> dict[str, int]:
-    """Bytes of this process by part of `PARTS`, each tensor once.
+    """Bytes of this process by part of `PARTS`, each tensor once, apart from those `counted` before, by address.
 
     DeepSpeed (0.19) gives torch's optimizer shards of its own, one group of parameters after the other, and keeps
     those of ZeRO-3 in `ds_tensor`.
-
-    Args:
-        model: in training.
-        optimizer: torch's; None before there is one.
-        counted: tensors that are left out, by address; those found are added.
     """
     counted = {} if counted is None else counted
     groups = [] if optimizer is None else optimizer.param_groups
@@ -324,17 +294,15 @@ _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: K
 def explain_failure(
     error: BaseException, plan: AnyPlan | None, killed_before: int, trainer: Trainer | None = None
 ) -> str | None:
-    """The problem behind an error, or behind one that caused it; None for any other error.
+    """The problem behind an error that ended the run on this rank, or behind its cause; None for any other error.
 
-    Args:
-        error: that ended the run on this rank.
-        plan: of the run; None before there is one.
-        killed_before: `killed_processes` when the run began.
-        trainer: that trains; None before.
+    `killed_before` are the `killed_processes` when the run began.
     """
-    for each in _causes(error):
-        if found := _explained(each, plan, killed_before, trainer):
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _explained(cause, plan, killed_before, trainer):
             return str(found)
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -362,13 +330,6 @@ def _names_one_of(asked: str, known: list[str], is_exact: bool) -> bool:
     if is_exact or asked.startswith("="):
         return any(name in known for name in asked.removeprefix("=").split(","))
     return any(name.startswith(beginning) for name in known for beginning in asked.split(","))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _explained(

@@ -24,25 +24,15 @@ CALIBRATION = Path(__file__).with_name("calibration.json")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process, by term.
+    """Bytes of one process, by term."""
 
-    Attributes:
-        parameters: with the fp32 copies that DeepSpeed updates.
-        gradients: of the backward pass, or between micro-batches if they take more then.
-        optimizer_states: of the optimizer.
-        activations: kept for the backward pass.
-        logits: and their gradient.
-        working_copies: weights that are gathered or cast, and gradients while they are summed.
-        framework: of CUDA and NCCL; 0 on a CPU.
-    """
-
-    parameters: int
-    gradients: int
+    parameters: int  # with the fp32 copies that DeepSpeed updates
+    gradients: int  # of the backward pass, or between micro-batches if they take more then
     optimizer_states: int
-    activations: int
-    logits: int = 0
-    working_copies: int = 0
-    framework: int = 0
+    activations: int  # kept for the backward pass
+    logits: int = 0  # and their gradient
+    working_copies: int = 0  # weights that are gathered or cast, and gradients while they are summed
+    framework: int = 0  # of CUDA and NCCL; 0 on a CPU
 
     @property
     def total_bytes(self) -> int:
@@ -57,24 +47,17 @@ class Memory:
 
 
 class RankMemory:
-    """The memory of the processes of a run, for any micro-batch.
-
-    Args:
-        plan: of the run, with its launch and its model configuration.
-        weights: of the model.
-    """
+    """The memory of the processes of a run, for any micro-batch. The plan has a launch and a model configuration."""
 
     def __init__(self, plan: AnyPlan, weights: ModelWeights) -> None:
         assert plan.model_config is not None
         self.plan, self.config, self.types = plan, plan.model_config, types_of(plan)
-        self.weights = weights
-        axes = plan.launch.axes
+        self.weights, axes = weights, plan.launch.axes
         chunks = chunks_of(plan.training.pipeline_schedule) if axes.pipeline > 1 else 1
         self.stages = weights.of_stages(axes, chunks)
         self.kept = [kept_bytes(each, plan.launch, self.types) for each in self.stages]
         self._between = [gradients_between(each, plan.launch, self.types) for each in self.stages]
         self._working = [rank_bytes.working_bytes(plan, each, self.types) for each in self.stages]
-        self._repeats = weights.repeats
 
     @cached_property
     def heaviest(self) -> list[Weight]:
@@ -82,18 +65,13 @@ class RankMemory:
         return max(self.stages, key=lambda some: sum(each.numel for each in some))
 
     def at(self, tokens: int, micro_batches: int) -> Memory:
-        """The memory of the process that needs most.
-
-        Args:
-            tokens: of each process in its largest micro-batch.
-            micro_batches: of a step.
-        """
+        """The memory of the process that needs most, with so many tokens in its largest micro-batch of a step."""
         every = [self.of_stage(stage, tokens, micro_batches) for stage in range(len(self.stages))]
         return max(every, key=lambda each: each.total_bytes)
 
     def of_stage(self, stage: int, tokens: int, micro_batches: int) -> Memory:
         """As `at`, of a process of one stage: the first keeps the most micro-batches, the last has the head."""
-        plan, kept = self.plan, self.kept[stage]
+        plan, kept, weights = self.plan, self.kept[stage], self.stages[stage]
         flight = rank_bytes.in_flight(plan, stage, micro_batches)
         has_logits = plan.head == "ForCausalLM" and stage == len(self.stages) - 1
         groups = NCCL_BYTES if plan.launch.world_size > 1 else 0
@@ -101,29 +79,11 @@ class RankMemory:
             int(kept.parameters),
             int(max(kept.gradients, self._between[stage]) if micro_batches > 1 else kept.gradients),
             int(kept.optimizer_states),
-            int(rank_bytes.activation_bytes(plan, self.types, tokens, self.stages[stage], self._repeats, flight)),
+            int(rank_bytes.activation_bytes(plan, self.types, tokens, weights, self.weights.repeats, flight)),
             rank_bytes.logits_bytes(self.config, self.types, tokens) if has_logits else 0,
             int(self._working[stage]),
             CONTEXT_BYTES + groups if plan.gpus else 0,
         )
-
-
-def estimate_memory(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
-    """The memory of the process that needs most.
-
-    Args:
-        plan: of the run, with its launch and its model configuration.
-        meta: the model, built by `meta_model`.
-        tokens: of each process in its largest micro-batch.
-    """
-    return RankMemory(plan, ModelWeights(meta)).at(tokens, plan.training.gradient_accumulation_steps)
-
-
-def memory_of_rank(plan: AnyPlan, meta: MetaModel, tokens: int) -> Memory:
-    """As `estimate_memory`, of the process that the launch is of."""
-    stage = plan.launch.rank // (plan.launch.world_size // plan.launch.axes.pipeline)
-    memory = RankMemory(plan, ModelWeights(meta))
-    return memory.of_stage(stage, tokens, plan.training.gradient_accumulation_steps)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
@@ -138,17 +98,11 @@ def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Bytes of the first node, which needs most.
+    """Bytes of the first node, which needs most."""
 
-    Attributes:
-        offloaded: weights, gradients and states that live there.
-        loading: whole weights that its processes hold when the run starts.
-        reading_back: the saved model, which the first process compares with the trained one at the end.
-    """
-
-    offloaded: float
-    loading: float
-    reading_back: float
+    offloaded: float  # weights, gradients and states that live there
+    loading: float  # whole weights that its processes hold when the run starts
+    reading_back: float  # the saved model, which the first process compares with the trained one at the end
 
     @property
     def needed(self) -> float:
@@ -157,44 +111,31 @@ class NodeMemory:
 
 
 def node_memory(memory: RankMemory, of_node: int) -> NodeMemory:
-    """The CPU memory of a node, without that of Python and its libraries.
+    """The CPU memory of a node with so many processes, without that of Python and its libraries.
 
     Every process reads all weights, but where the first one sends the others theirs: under ZeRO-3 (transformers 5.23),
     and for a language model under FSDP2 or in stages and tensor parts. A quantised base is always read by all.
-
-    Args:
-        memory: of the run.
-        of_node: processes of a node.
     """
     plan, types, whole = memory.plan, memory.types, memory.weights.every
+    launch, axes = plan.launch, plan.launch.axes
     packed = sum(each.numel for each in whole if each.is_packed) * (NF4_BYTES + NF4_SCALES)
     plain = [each for each in whole if not each.is_packed]
     is_causal = plan.head == "ForCausalLM"
     read = packed + sum(each.numel * (FP32 if each.is_trained or not is_causal else types.frozen) for each in plain)
     saved = packed + sum(each.numel for each in plain) * (types.computed if is_causal else FP32)
     kept_at_most = max(each.host for each in memory.kept) * of_node
-    return NodeMemory(kept_at_most, read * _readers(memory, of_node), saved)
-
-
-def _readers(memory: RankMemory, of_node: int) -> int:
-    plan = memory.plan
-    engine, axes = engine_of(plan.launch.strategy), plan.launch.axes
-    is_sent = engine == "fsdp2" or (axes.pipeline * axes.tensor > 1 and plan.launch.deepspeed is None)
-    reads_once = engine == "zero3" or (is_sent and plan.head == "ForCausalLM")
-    return 1 if reads_once and plan.model.method != "qlora" else of_node
+    is_sent = engine_of(launch.strategy) == "fsdp2" or (axes.pipeline * axes.tensor > 1 and launch.deepspeed is None)
+    reads_once = engine_of(launch.strategy) == "zero3" or (is_sent and is_causal)
+    readers = 1 if reads_once and plan.model.method != "qlora" else of_node
+    return NodeMemory(kept_at_most, read * readers, saved)
 
 
 @dataclass(frozen=True)
 class WrittenBytes:
-    """Bytes on disk, over all nodes.
+    """Bytes on disk, over all nodes."""
 
-    Attributes:
-        checkpoint: weights, optimizer states and DeepSpeed's fp32 copies; of an adapter without its base.
-        model: that a run saves at its end; an adapter is saved without its base.
-    """
-
-    checkpoint: float
-    model: float
+    checkpoint: float  # weights, optimizer states and DeepSpeed's fp32 copies; of an adapter without its base
+    model: float  # that a run saves at its end; an adapter is saved without its base
 
 
 def written_bytes(plan: AnyPlan, weights: ModelWeights) -> WrittenBytes:
@@ -213,12 +154,7 @@ def written_bytes(plan: AnyPlan, weights: ModelWeights) -> WrittenBytes:
 
 
 def checkpoint_of_node(plan: AnyPlan, meta: MetaModel) -> int:
-    """Bytes of a checkpoint that the processes of one node write. One node writes all that is not split.
-
-    Args:
-        plan: of the run, with its launch.
-        meta: the model, built by `meta_model`.
-    """
+    """Bytes of a checkpoint that the processes of one node write. One node writes all that is not split."""
     launch, split = plan.launch, plan.launch.axes.tensor * plan.launch.axes.pipeline > 1
     is_split = split or engine_of(launch.strategy) in ("fsdp2", "zero1", "zero2", "zero3")
     nodes = max(1, launch.world_size // launch.local_world_size) if is_split else 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed.devices import dtype_of
 from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.layout import GPIPE, chunks_of
 from indictune.planning.rank_weights import LayerWidths, Weight, layer_widths
@@ -24,51 +25,29 @@ _OPTIMIZER_BYTES = {"8bit": 2.0, "adafactor": 0.0, "sgd": 0.0, "adamw": 8.0}
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of a rank, by term.
+    """Bytes of a rank, by term."""
 
-    Attributes:
-        parameters: with the fp32 copies that DeepSpeed updates.
-        gradients: in the backward pass, or at the optimizer's step.
-        optimizer_states: of the optimizer.
-        host: those of the three that are in CPU memory.
-    """
-
-    parameters: float
-    gradients: float
+    parameters: float  # with the fp32 copies that DeepSpeed updates
+    gradients: float  # in the backward pass, or at the optimizer's step
     optimizer_states: float
-    host: float = 0.0
-
-    @property
-    def on_device(self) -> float:
-        """Bytes of the three on the device."""
-        return self.parameters + self.gradients + self.optimizer_states
+    host: float = 0.0  # those of the three that are in CPU memory
 
 
 @dataclass(frozen=True)
 class Types:
-    """Bytes of one number of each kind.
+    """Bytes of one number of each kind."""
 
-    Attributes:
-        trained: of a weight that gets a gradient.
-        frozen: of another one that is not packed.
-        gradient: of a gradient.
-        state: of the optimizer's states of one weight.
-        computed: of a weight and an activation in the computation.
-        summed: of a gradient while ranks sum it.
-    """
-
-    trained: int
-    frozen: int
+    trained: int  # of a weight that gets a gradient
+    frozen: int  # of another one that is not packed
     gradient: int
-    state: float
-    computed: int
-    summed: int
+    state: float  # of the optimizer's states of one weight
+    computed: int  # of a weight and an activation in the computation
+    summed: int  # of a gradient while ranks sum it
 
 
 def is_half(plan: AnyPlan) -> bool:
     """Whether the run computes in 16 bits."""
-    training = plan.training  # bf16 None means bf16, unless fp16 is given
-    return bool(training.bf16 is None or training.bf16 or training.fp16 or plan.model.method == "qlora")
+    return dtype_of(plan.training) != "float32" or plan.model.method == "qlora"
 
 
 def types_of(plan: AnyPlan) -> Types:
@@ -81,9 +60,9 @@ def types_of(plan: AnyPlan) -> Types:
     summed = HALF if plan.training.reduce_dtype == "bfloat16" else FP32
     if engine_of(plan.launch.strategy).startswith("zero"):
         return Types(computed, computed, computed, _state_bytes(plan), computed, summed)
-    if _is_sharded(plan.launch) and plan.launch.axes.pipeline > 1:
+    if is_sharded(plan.launch) and plan.launch.axes.pipeline > 1:
         summed = FP32
-    elif _is_sharded(plan.launch) and plan.model.method != "full":
+    elif is_sharded(plan.launch) and plan.model.method != "full":
         summed = computed
     frozen = computed if plan.head == "ForCausalLM" else FP32
     return Types(FP32, frozen, FP32, _state_bytes(plan), computed, summed)
@@ -94,18 +73,15 @@ def data_shards(launch: Launch) -> int:
     return launch.world_size // (launch.axes.pipeline * launch.axes.tensor * launch.axes.replicas)
 
 
-def _is_sharded(launch: Launch) -> bool:
+def is_sharded(launch: Launch) -> bool:
+    """Whether FSDP2 shards the weights of a rank."""
     return engine_of(launch.strategy) == "fsdp2" or launch.axes.is_sharded
 
 
 def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step: bool = False) -> Kept:
-    """What a rank keeps of its weights.
+    """What a rank keeps of its weights, before its data axis shards them.
 
-    Args:
-        weights: of the rank, before its data axis shards them.
-        launch: of the run.
-        types: of the run.
-        at_step: whether gradients are those of the optimizer's step; else of the last backward pass before it.
+    Gradients are those of the optimizer's step, or of the last backward pass before it.
 
     DDP keeps all: 16 bytes a parameter with AdamW. ZeRO (Rajbhandari et al. 2020, section 5) and FSDP2 split states,
     gradients and weights over the shards. In 16 bits ZeRO-1 keeps 4 + 12 / N bytes, ZeRO-2 2 + 14 / N, ZeRO-3 16 / N.
@@ -114,7 +90,7 @@ def kept_bytes(weights: Sequence[Weight], launch: Launch, types: Types, at_step:
     shards = data_shards(launch)
     if engine.startswith("zero"):
         return _of_deepspeed(weights, int(engine[-1]), shards, offloads, types, at_step)
-    parts = shards if _is_sharded(launch) else 1
+    parts = shards if is_sharded(launch) else 1
     trained, frozen, packed = _kinds(weights)
     own = sum(each.share(parts) for each in trained)
     parameters: float = own * types.trained + sum(each.share(parts) for each in frozen) * types.frozen
@@ -131,7 +107,7 @@ def gradients_between(weights: Sequence[Weight], launch: Launch, types: Types) -
     FSDP2 (torch 2.13, `set_requires_gradient_sync`) scatters gradients with the last micro-batch. Before, they are
     whole and on the device, in the type of their sum.
     """
-    if not _is_sharded(launch):
+    if not is_sharded(launch):
         return kept_bytes(weights, launch, types).gradients
     return float(sum(each.numel for each in weights if each.is_trained) * types.summed)
 
@@ -221,19 +197,17 @@ def activation_bytes(
 ) -> float:
     """Bytes that a rank keeps of its layers. With checkpointing: the input of each layer, and one whole layer.
 
-    Args:
-        plan: of the run.
-        types: of the run.
-        tokens: of a micro-batch of the rank.
-        weights: of the rank.
-        repeats: how often each of its layers runs.
-        in_flight: micro-batches that a stage of a pipeline keeps at once.
+    The tokens are those of a micro-batch of the rank. Each layer of its weights runs some times. A stage of a pipeline
+    keeps several micro-batches at once.
     """
     assert plan.model_config is not None
     units = len({each.unit for each in weights} - {""})
     casts = types.computed == HALF and types.trained == FP32 and engine_of(plan.launch.strategy) != "fsdp2"
     in_fp32 = casts and (plan.model.method == "full" or types.frozen == FP32)
-    at_work, cast = _layer_at_work(plan, types, casts, in_fp32, _adapted(plan, weights), max(units, 1))
+    shapes = [each.shape for each in weights if each.is_trained and each.unit and len(each.shape) == 2]
+    # The widths of the inputs of all adapters: the columns of their first matrix, whose rows are `--lora_r`.
+    adapted = [columns for rows, columns in shapes if plan.model.method != "full" and rows == plan.model.lora_r]
+    at_work, cast = _layer_at_work(plan, types, casts, in_fp32, adapted, max(units, 1))
     layers, inputs = in_flight * units * repeats, 0.0
     if plan.training.gradient_checkpointing or plan.training.activation_checkpointing:
         inputs, layers = layers * layer_widths(plan.model_config).hidden * (FP32 if in_fp32 else types.computed), 1.0
@@ -258,14 +232,6 @@ def _layer_at_work(
     kept = types.computed + drops if is_frozen else 0
     adapters = sum(width * kept + plan.model.lora_r * types.computed for width in adapted) / units
     return layer + adapters, (1 + drops) * FP32 * max(adapted, default=0) if adapts_fp32 else 0
-
-
-def _adapted(plan: AnyPlan, weights: Sequence[Weight]) -> list[int]:
-    """The widths of the inputs of all adapters: the columns of their first matrix, whose rows are `--lora_r`."""
-    if plan.model.method == "full":
-        return []
-    shapes = [each.shape for each in weights if each.is_trained and each.unit and len(each.shape) == 2]
-    return [columns for rows, columns in shapes if rows == plan.model.lora_r]
 
 
 def in_flight(plan: AnyPlan, stage: int, micro_batches: int) -> int:
@@ -295,7 +261,7 @@ def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> flo
     - ZeRO-3 keeps up to 1e9 gathered weights. ZeRO sums gradients in two buckets of up to 5e8.
     - QLoRA unpacks a matrix at a time.
     """
-    engine, is_sharded = engine_of(plan.launch.strategy), plan.launch.axes.is_sharded
+    engine = engine_of(plan.launch.strategy)
     unpacked = max((each.numel for each in weights if each.is_packed), default=0) * HALF
     trained = sum(each.numel for each in weights if each.is_trained)
     plain = [each for each in weights if not each.is_packed]
@@ -303,7 +269,7 @@ def working_bytes(plan: AnyPlan, weights: Sequence[Weight], types: Types) -> flo
         gathered = min(sum(each.numel for each in plain), _MOST_GATHERED) if engine == "zero3" else 0.0
         buckets = 2 * min(trained, _BUCKET) if engine in ("zero1", "zero2") and data_shards(plan.launch) > 1 else 0.0
         return (gathered + buckets) * types.computed + unpacked
-    if engine != "fsdp2" and not is_sharded:
+    if not is_sharded(plan.launch):
         cast = [each for each in plain if not each.is_looked_up and len(each.shape) == 2]
         in_fp32 = [each for each in cast if (types.trained if each.is_trained else types.frozen) == FP32]
         return unpacked + (sum(each.numel for each in in_fp32) * HALF if types.computed == HALF else 0.0)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import cast
 
 from torch import nn
@@ -20,21 +18,13 @@ from indictune.models.config_shapes import MetaModel
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of a rank.
+    """A parameter of a rank."""
 
-    Attributes:
-        shape: of the part that the tensor axis leaves to the rank.
-        is_trained: whether it gets a gradient.
-        is_packed: whether it is kept in 4 bit.
-        is_looked_up: whether it is a table that no token is multiplied by.
-        unit: the repeated layer that has it; empty for a weight outside of them.
-    """
-
-    shape: tuple[int, ...]
-    is_trained: bool = True
-    is_packed: bool = False
-    is_looked_up: bool = False
-    unit: str = ""
+    shape: tuple[int, ...]  # of the part that the tensor axis leaves to the rank
+    is_trained: bool = True  # whether it gets a gradient
+    is_packed: bool = False  # whether it is kept in 4 bit
+    is_looked_up: bool = False  # whether it is a table that no token is multiplied by
+    unit: str = ""  # the repeated layer that has it; empty for a weight outside of them
 
     @property
     def numel(self) -> int:
@@ -48,13 +38,11 @@ class Weight:
 
 
 class ModelWeights:
-    """The weights of a model, and those of each rank.
-
-    Args:
-        meta: the whole model.
+    """The weights of a whole model, and those of each rank.
 
     Attributes:
         counts: of its parameters.
+        every: all weights, before anything splits them.
         repeats: how often each layer of weights runs: ALBERT runs one in all its layers.
         multiplied: weights that a token is multiplied by, each as often as it runs.
         multiplied_trained: those of them that get gradients.
@@ -64,7 +52,9 @@ class ModelWeights:
     def __init__(self, meta: MetaModel) -> None:
         own = self._own = meta.own
         self.counts = meta.counts
-        units = _units(own)
+        blocks = set(repeated_blocks(own))
+        repeated = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
+        units = {id(parameter): name for name, layer in repeated for parameter in layer.parameters()}
         self._all = {
             name: Weight(
                 *(tuple(each.shape), each.requires_grad, each in meta.packed, each in meta.looked_up),
@@ -72,52 +62,24 @@ class ModelWeights:
             )
             for name, each in own.named_parameters()
         }
+        self.every = list(self._all.values())
         layers: int = own.config.get_text_config().num_hidden_layers
         self.repeats = layers / len(set(units.values()))
-        multiplied = [each for each in self._all.values() if not each.is_looked_up]
-        self.multiplied = sum(self._products(each) for each in multiplied)
-        self.multiplied_trained = sum(self._products(each) for each in multiplied if each.is_trained)
-
+        products = [(each, each.numel * (self.repeats if each.unit else 1)) for each in self.every]
+        self.multiplied = sum(size for each, size in products if not each.is_looked_up)
+        self.multiplied_trained = sum(size for each, size in products if each.is_trained and not each.is_looked_up)
         embedding = cast(nn.Embedding, own.get_input_embeddings())
         rows = own.config.get_text_config().vocab_size - embedding.num_embeddings
         self.unused = max(0, rows) * embedding.embedding_dim
-        self._places = dict[int, dict[str, set[int]]]()
-        self._cut = dict[tuple[int, int, int], list[list[Weight]]]()
-
-    @cached_property
-    def _styles(self) -> Mapping[str, str]:
-        return styles_of(self._own)
-
-    @property
-    def every(self) -> list[Weight]:
-        """All weights, before anything splits them."""
-        return list(self._all.values())
-
-    def _products(self, weight: Weight) -> float:
-        return weight.numel * (self.repeats if weight.unit else 1)
 
     def of_stages(self, axes: Axes, chunks: int = 1) -> list[list[Weight]]:
-        """The weights of a rank of each pipeline stage, before the data axis shards them.
-
-        Args:
-            axes: of the run.
-            chunks: stages of each rank.
-        """
-        cut = axes.pipeline, axes.tensor, chunks
-        if cut not in self._cut:
-            self._cut[cut] = self._stages_of(*cut)
-        return self._cut[cut]
-
-    def _stages_of(self, pipeline: int, tensor: int, chunks: int) -> list[list[Weight]]:
-        styles = self._styles if tensor > 1 else {}
-        count = pipeline * chunks
-        if count not in self._places:
-            self._places[count] = _stages(self._own, count)
-        places = self._places[count]
-        found: list[list[Weight]] = [[] for _ in range(pipeline)]
+        """The weights of a rank of each pipeline stage, before the data axis shards them. A rank has some chunks."""
+        styles = styles_of(self._own) if axes.tensor > 1 else {}
+        stages = _stages(self._own, axes.pipeline * chunks)
+        found: list[list[Weight]] = [[] for _ in range(axes.pipeline)]
         for name, each in self._all.items():
-            part = replace(each, shape=_part(each.shape, styles.get(name, ""), tensor))
-            for rank in {number % pipeline for number in places.get(name, {0})}:
+            part = replace(each, shape=_part(each.shape, styles.get(name, ""), axes.tensor))
+            for rank in {number % axes.pipeline for number in stages.get(name, {0})}:
                 found[rank].append(part)
         return found
 
@@ -127,12 +89,6 @@ def _part(shape: tuple[int, ...], style: str, parts: int) -> tuple[int, ...]:
     if style.startswith("colwise"):
         return (shape[0] // parts, *shape[1:])
     return (shape[0], shape[1] // parts) if style.startswith("rowwise") and len(shape) == 2 else shape
-
-
-def _units(own: PreTrainedModel) -> dict[int, str]:
-    blocks = set(repeated_blocks(own))
-    layers = [(name, each) for name, each in own.named_modules() if type(each).__name__ in blocks]
-    return {id(parameter): name for name, layer in layers for parameter in layer.parameters()}
 
 
 def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
@@ -156,23 +112,14 @@ def _stages(own: PreTrainedModel, count: int) -> dict[str, set[int]]:
 
 @dataclass(frozen=True)
 class LayerWidths:
-    """What decides the activations of a layer.
-
-    Attributes:
-        layers: of the model.
-        hidden: values of a token between layers.
-        inner: values of a token in the feed-forward part.
-        heads: of the attention.
-        key_values: values of a token's keys, and again of its values; less than `hidden` with grouped queries.
-        is_gated: whether one half of the feed-forward part gates the other.
-    """
+    """What decides the activations of a layer."""
 
     layers: int
-    hidden: int
-    inner: int
-    heads: int
-    key_values: int
-    is_gated: bool
+    hidden: int  # values of a token between layers
+    inner: int  # values of a token in the feed-forward part
+    heads: int  # of the attention
+    key_values: int  # values of a token's keys, and again of its values; less than `hidden` with grouped queries
+    is_gated: bool  # whether one half of the feed-forward part gates the other
 
 
 def layer_widths(config: PreTrainedConfig) -> LayerWidths:

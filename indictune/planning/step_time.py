@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from indictune.config.plan import AnyPlan, Launch
+from indictune.config.plan import AnyPlan, Axes, Launch
 from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.layout import bubble, chunks_of
 from indictune.planning.hardware import Machine, assumed, known_links
 from indictune.planning.memory import RankMemory
-from indictune.planning.rank_bytes import FP32, NF4_BYTES, is_half
-from indictune.planning.rank_weights import LayerWidths, ModelWeights, Weight, layer_widths
-
-DataSplit = Literal["nothing", "states", "gradients", "weights"]
-
-
-@dataclass(frozen=True)
-class AxisSizes:
-    """Over how many processes a run splits what.
-
-    Attributes:
-        data: groups of processes with their own rows.
-        tensor: parts of each matrix.
-        pipeline: stages.
-        context: parts of each row.
-        replicas: of a model that is sharded; `data * context / replicas` processes share one copy.
-        split: what the data axis splits: DDP nothing, ZeRO-1 optimizer states, ZeRO-2 gradients too, ZeRO-3 and FSDP2
-            weights too.
-    """
-
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    replicas: int = 1
-    split: DataSplit = "nothing"
-
-    @property
-    def world(self) -> int:
-        """All processes."""
-        return self.data * self.tensor * self.pipeline * self.context
-
-    @property
-    def shards(self) -> int:
-        """Processes that share one copy of what is split."""
-        return self.data * self.context // self.replicas
+from indictune.planning.rank_bytes import FP32, NF4_BYTES, data_shards, is_half, is_sharded
+from indictune.planning.rank_weights import LayerWidths, ModelWeights, layer_widths
 
 
 def bytes_gathered(whole: float, ranks: int) -> float:
@@ -70,7 +34,7 @@ def bytes_summed(whole: float, ranks: int) -> float:
     return 2 * bytes_gathered(whole, ranks)
 
 
-def layer_sums(shape: LayerWidths, sizes: AxisSizes, tokens: float, value_bytes: int, sums: int = 4) -> float:
+def layer_sums(shape: LayerWidths, axes: Axes, tokens: float, value_bytes: int, sums: int = 4) -> float:
     """Bytes that a rank sends for a micro-batch through the layers of its stage that the tensor axis splits.
 
     A layer has two pairs of a matrix split by columns and one by rows. Each pair sums its output in the forward pass,
@@ -78,20 +42,20 @@ def layer_sums(shape: LayerWidths, sizes: AxisSizes, tokens: float, value_bytes:
     Megatron-LM, section 3; Narayanan et al. 2021, section 3.2). Activation checkpointing computes the forward pass
     again, with its 2 sums.
     """
-    return shape.layers / sizes.pipeline * sums * bytes_summed(tokens * shape.hidden * value_bytes, sizes.tensor)
+    return shape.layers / axes.pipeline * sums * bytes_summed(tokens * shape.hidden * value_bytes, axes.tensor)
 
 
-def passed_on(shape: LayerWidths, sizes: AxisSizes, tokens: float, value_bytes: int, chunks: int = 1) -> float:
+def passed_on(shape: LayerWidths, axes: Axes, tokens: float, value_bytes: int, chunks: int = 1) -> float:
     """Bytes that a middle stage sends for a micro-batch: its output forward, the gradient of its input backward.
 
     The first and the last stage send half of it. Interleaved stages hold `chunks` pieces of the model each, and send
     so many times as much (Narayanan et al. 2021, section 2.2.2).
     """
-    return 2.0 * chunks * tokens * shape.hidden * value_bytes if sizes.pipeline > 1 else 0.0
+    return 2.0 * chunks * tokens * shape.hidden * value_bytes if axes.pipeline > 1 else 0.0
 
 
 def keys_passed(
-    shape: LayerWidths, sizes: AxisSizes, tokens: float, value_bytes: int, recomputes: bool, gpu: bool = True
+    shape: LayerWidths, axes: Axes, tokens: float, value_bytes: int, recomputes: bool, gpu: bool = True
 ) -> float:
     """Bytes that a rank sends for a micro-batch whose rows the context axis splits; `tokens` are those of all parts.
 
@@ -100,39 +64,35 @@ def keys_passed(
     checkpointing computes the forward pass again. On GPUs these are 2 or 3 times the same bytes.
     """
     both = 2 * tokens * shape.key_values * value_bytes
-    gathers = (2 if recomputes else 1) * bytes_gathered(both, sizes.context)
-    return shape.layers / sizes.pipeline * (gathers + bytes_scattered(both, sizes.context, gpu))
+    gathers = (2 if recomputes else 1) * bytes_gathered(both, axes.context)
+    return shape.layers / axes.pipeline * (gathers + bytes_scattered(both, axes.context, gpu))
 
 
-def data_bytes(
-    gradients: float, weights: float, sizes: AxisSizes, micro_batches: int, gathers: int = 2, scatters: int = 1
-) -> float:
-    """Bytes that a rank sends in a step for the data axis on GPUs.
+def data_bytes(gradients: float, weights: float, launch: Launch, micro_batches: int) -> tuple[float, float]:
+    """Bytes that a rank sends in a step for the data axis on GPUs: over the ring of shards, and over their copies.
 
-    Args:
-        gradients: bytes of all of them, as they are summed.
-        weights: bytes of those that are gathered.
-        sizes: of the axes.
-        micro_batches: of a step.
-        gathers: of the weights in a micro-batch.
-        scatters: of the gradients in a step, where weights are split.
+    The gradients are bytes of all of them, as they are summed, and the weights bytes of those that are gathered.
 
-    - nothing split: one sum of all gradients.
-    - states: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
-    - gradients: DeepSpeed (0.19) sums them after each micro-batch.
-    - weights: gathered in the forward and again in the backward pass of each micro-batch. FSDP2 scatters gradients
-      once a step (without gradient sync but for the last micro-batch; PyTorch documentation of `fully_shard`), ZeRO-3
-      (DeepSpeed 0.19) after each micro-batch. With replicas, each rank's share is then summed over them (HSDP).
+    - DDP: one sum of all gradients.
+    - ZeRO-1: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
+    - ZeRO-2: DeepSpeed (0.19) sums gradients after each micro-batch.
+    - ZeRO-3 and FSDP2: weights are gathered in the forward and again in the backward pass of each micro-batch. FSDP2
+      scatters gradients once a step (without gradient sync but for the last micro-batch; PyTorch documentation of
+      `fully_shard`), ZeRO-3 (DeepSpeed 0.19) after each micro-batch. With replicas, each rank's share is then summed
+      over them (HSDP).
     """
-    if sizes.split == "weights":
-        own = bytes_summed(gradients / sizes.shards, sizes.replicas)
-        gather = gathers * micro_batches * bytes_gathered(weights, sizes.shards)
-        return gather + scatters * bytes_scattered(gradients, sizes.shards) + own
-    ranks = sizes.data * sizes.context
-    if sizes.split == "nothing":
-        return bytes_summed(gradients, ranks)
-    times = micro_batches if sizes.split == "gradients" else 1
-    return times * bytes_summed(gradients, ranks) + bytes_gathered(weights, ranks)
+    engine, ranks = engine_of(launch.strategy), launch.data_size * launch.axes.context
+    if _splits_weights(launch):
+        shards, scatters = data_shards(launch), micro_batches if engine == "zero3" else 1
+        sent = 2 * micro_batches * bytes_gathered(weights, shards) + scatters * bytes_scattered(gradients, shards)
+        return sent, bytes_summed(gradients / shards, launch.axes.replicas)
+    sums = micro_batches if engine == "zero2" else 1
+    gathered = bytes_gathered(weights, ranks) if engine in ("zero1", "zero2") else 0.0
+    return sums * bytes_summed(gradients, ranks) + gathered, 0.0
+
+
+def _splits_weights(launch: Launch) -> bool:
+    return is_sharded(launch) or engine_of(launch.strategy) == "zero3"
 
 
 # Sums of a layer and micro-batch over the tensor axis. Megatron-LM has 4. transformers (5.23, `ColwiseParallel`) sums
@@ -141,24 +101,17 @@ SUMS, SUMS_IF_GATED, SUMS_RECOMPUTED = 6, 7, 2
 # Bytes that the CPU reads and writes for each offloaded weight in AdamW's step: weight, gradient and two states are
 # read, and all but the gradient written.
 _ADAM_ON_HOST = 7 * FP32
-_SPLITS: dict[str, DataSplit] = {"zero1": "states", "zero2": "gradients", "zero3": "weights", "fsdp2": "weights"}
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of the training rows.
+    """Tokens of the training rows."""
 
-    Attributes:
-        mean: tokens of a row.
-        longest: tokens of one.
-        attended: tokens that a token attends to, on average: those of its text. Rows that are packed have several.
-        rows: of an epoch; 0 for unknown.
-    """
-
-    mean: float
-    longest: int
+    mean: float  # tokens of a row
+    longest: int  # tokens of one
+    # Tokens that a token attends to, on average: those of its text. Rows that are packed have several.
     attended: float
-    rows: int = 0
+    rows: int = 0  # of an epoch; 0 for unknown
 
 
 @dataclass(frozen=True)
@@ -192,20 +145,6 @@ class Step:
         return self.data_s + self.tensor_s + self.context_s + self.stages_s
 
 
-def axis_sizes(launch: Launch) -> AxisSizes:
-    """Over how many processes a launch splits what."""
-    axes = launch.axes
-    split: DataSplit = "weights" if axes.is_sharded else _SPLITS.get(engine_of(launch.strategy), "nothing")
-    return AxisSizes(launch.data_size, axes.tensor, axes.pipeline, axes.context, axes.replicas, split)
-
-
-def sums_of(plan: AnyPlan) -> int:
-    """Sums of a layer and micro-batch over the tensor axis."""
-    assert plan.model_config is not None
-    sums = SUMS_IF_GATED if layer_widths(plan.model_config).is_gated else SUMS
-    return sums + (SUMS_RECOMPUTED if _recomputes(plan) else 0)
-
-
 def flops_of_gpu(plan: AnyPlan, machine: Machine) -> float:
     """A second of a GPU, in the type of the computation. TF32 is half as fast as 16 bits, by all data sheets."""
     if is_half(plan):
@@ -216,99 +155,64 @@ def flops_of_gpu(plan: AnyPlan, machine: Machine) -> float:
 def estimate_step(
     memory: RankMemory, weights: ModelWeights, machine: Machine, lengths: RowLengths, micro_batches: int
 ) -> Step:
-    """The time of a step.
-
-    Args:
-        memory: of the run, which has its plan and the weights of its ranks.
-        weights: of the whole model.
-        machine: that it runs on.
-        lengths: of the training rows.
-        micro_batches: of a step.
-    """
-    plan, sizes, types = memory.plan, axis_sizes(memory.plan.launch), memory.types
+    """The time of a step. The memory has the plan and the weights of ranks; `weights` are those of the whole model."""
+    plan, types = memory.plan, memory.types
+    launch, axes = plan.launch, plan.launch.axes
+    recomputes = bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
     widths, value = layer_widths(memory.config), types.computed
-    tokens = plan.training.global_batch_size * lengths.mean
-    at_once = tokens / sizes.data / micro_batches
-    own = at_once / sizes.context
-    inner = sizes.tensor * sizes.context
-    heaviest = memory.heaviest
-    sums = micro_batches * layer_sums(widths, sizes, own, value, sums_of(plan))
-    keys = micro_batches * keys_passed(widths, sizes, at_once, value, _recomputes(plan)) / sizes.tensor
+    at_once = plan.training.global_batch_size * lengths.mean / launch.data_size / micro_batches
+    own = at_once / axes.context
+    sums_of_layer = (SUMS_IF_GATED if widths.is_gated else SUMS) + (SUMS_RECOMPUTED if recomputes else 0)
+    sums = micro_batches * layer_sums(widths, axes, own, value, sums_of_layer)
+    keys = micro_batches * keys_passed(widths, axes, at_once, value, recomputes) / axes.tensor
     chunks = chunks_of(plan.training.pipeline_schedule)
-    passed = micro_batches * passed_on(widths, sizes, own, value, chunks)
-    data = _data_bytes(heaviest, memory, sizes, micro_batches)
-    flops = flops_of_step(plan, weights, lengths)
+    passed = micro_batches * passed_on(widths, axes, own, value, chunks)
+    trained = sum(each.numel for each in memory.heaviest if each.is_trained)
+    gathered = _weight_bytes(memory) if _splits_weights(launch) else trained * types.computed
+    data, copies = data_bytes(trained * types.summed, gathered, launch, micro_batches)
+    ring = data_shards(launch) if _splits_weights(launch) else launch.data_size * axes.context
+    flops = flops_of_step(plan, weights, lengths, recomputes)
     return Step(
-        flops / sizes.world / (assumed("achieved") * flops_of_gpu(plan, machine)),
-        sum(size / machine.link(*ring) for size, ring in zip(data, _rings(sizes), strict=True)),
-        sums / machine.link(sizes.tensor),
-        keys / machine.link(sizes.context, sizes.tensor),
-        passed / machine.link(sizes.pipeline, inner * sizes.data),
-        _offload_s(heaviest, memory, machine, micro_batches),
-        bubble(sizes.pipeline, micro_batches, chunks),
-        sum(data),
+        flops / launch.world_size / (assumed("achieved") * flops_of_gpu(plan, machine)),
+        data / machine.link(ring, axes.tensor) + copies / machine.link(axes.replicas, axes.tensor * ring),
+        sums / machine.link(axes.tensor),
+        keys / machine.link(axes.context, axes.tensor),
+        passed / machine.link(axes.pipeline, axes.tensor * axes.context * launch.data_size),
+        _offload_s(memory, machine, micro_batches),
+        bubble(axes.pipeline, micro_batches, chunks),
+        data + copies,
         sums + keys + passed,
     )
 
 
-def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths) -> float:
-    """Of a step, as it is computed: with checkpointing, a second forward pass is added to those of the model."""
-    return _flops(plan, weights, lengths, 3 if _recomputes(plan) else 2)
+def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, recomputes: bool) -> float:
+    """Of a step, as the model needs them, or with the second forward pass of checkpointing.
 
-
-def model_flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths) -> float:
-    """Of a step, as the model needs them: 2 for each parameter and token forward, 2 for the gradients of activations
-    and 2 for those of trained weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens
-    x length x hidden each (Narayanan et al. 2021, appendix)."""
-    return _flops(plan, weights, lengths, 2)
-
-
-def _flops(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, passes: int) -> float:
+    A model needs 2 for each parameter and token forward, 2 for the gradients of activations and 2 for those of trained
+    weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens x length x hidden each
+    (Narayanan et al. 2021, appendix).
+    """
     assert plan.model_config is not None
-    widths = layer_widths(plan.model_config)
+    widths, passes = layer_widths(plan.model_config), 3 if recomputes else 2
     tokens = plan.training.global_batch_size * lengths.mean
     attention = 4 * widths.layers * widths.hidden * lengths.attended * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
     return passes * products + of_trained + (passes + 1) * attention
 
 
-def _recomputes(plan: AnyPlan) -> bool:
-    return bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
+def _weight_bytes(memory: RankMemory) -> float:
+    return sum(each.numel * (NF4_BYTES if each.is_packed else memory.types.computed) for each in memory.heaviest)
 
 
-def _rings(sizes: AxisSizes) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Size and stride of the ring that shares weights, and of the ring of their copies."""
-    ring = sizes.shards if sizes.split == "weights" else sizes.data * sizes.context
-    return (ring, sizes.tensor), (sizes.replicas, sizes.tensor * ring)
-
-
-def _data_bytes(
-    weights: Sequence[Weight], memory: RankMemory, sizes: AxisSizes, micro_batches: int
-) -> tuple[float, float]:
-    """Bytes that a rank sends for the data axis: over the ring of shards, and over their copies."""
-    trained = sum(each.numel for each in weights if each.is_trained)
-    types = memory.types
-    gradients = trained * types.summed
-    gathers = _weight_bytes(weights, types.computed) if sizes.split == "weights" else trained * types.computed
-    copies = bytes_summed(gradients / sizes.shards, sizes.replicas) if sizes.split == "weights" else 0.0
-    scatters = micro_batches if engine_of(memory.plan.launch.strategy) == "zero3" else 1
-    return data_bytes(gradients, gathers, sizes, micro_batches, scatters=scatters) - copies, copies
-
-
-def _weight_bytes(weights: Sequence[Weight], computed: int) -> float:
-    return sum(each.numel * (NF4_BYTES if each.is_packed else computed) for each in weights)
-
-
-def _offload_s(weights: Sequence[Weight], memory: RankMemory, machine: Machine, micro_batches: int) -> float:
+def _offload_s(memory: RankMemory, machine: Machine, micro_batches: int) -> float:
     """Seconds in which a GPU waits for CPU memory: shards of gradients go there, updated weights come back, and where
     weights live there too, they come for the forward and the backward pass of each micro-batch."""
-    launch, types = memory.plan.launch, memory.types
+    launch = memory.plan.launch
     if not launch.strategy.endswith("_offload"):
         return 0.0
-    shards = axis_sizes(launch).shards
-    trained = sum(each.numel for each in weights if each.is_trained) / shards
+    shards = data_shards(launch)
+    trained = sum(each.numel for each in memory.heaviest if each.is_trained) / shards
     link = assumed("of_links") * known_links()[assumed("host_link")]
-    whole = _weight_bytes(weights, types.computed) / shards
     times = 1 if engine_of(launch.strategy) == "zero2" else 2 * micro_batches
     adam = trained * _ADAM_ON_HOST * machine.of_node / (1e9 * assumed("host_memory_gb_s"))
-    return float((trained * FP32 + times * whole) / link + adam)
+    return float((trained * FP32 + times * _weight_bytes(memory) / shards) / link + adam)

@@ -16,13 +16,7 @@ from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import process_group
 from indictune.distributed.devices import missing_gpu, where_it_runs
-from indictune.distributed.strategy import (
-    check_bad_steps,
-    check_communication,
-    check_optimizer_of_strategy,
-    check_saving,
-    check_weights,
-)
+from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
@@ -164,15 +158,6 @@ CHECKS: tuple[Check, ...] = (
     check_resume,
 )
 
-# Checks that read the launch.
-OF_THE_LAUNCH: tuple[Check, ...] = (
-    check_processes,
-    check_optimizer_of_strategy,
-    check_communication,
-    check_saving,
-    check_bad_steps,
-)
-
 
 def check_launch(plan: AnyPlan) -> list[Problem]:
     """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
@@ -216,7 +201,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
 
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
-    checks = CHECKS + ((*OF_THE_LAUNCH, check_launch) if plan.launch.is_known else ())
+    checks = CHECKS + ((check_processes, check_strategy, check_launch) if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
     found += [*check_long_texts(plan.data, task), *check_do_predict(plan)]
     if plan.model_config is not None:

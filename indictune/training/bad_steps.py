@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import collectives
-from indictune.distributed.zero import leaves_bad_steps_out
+from indictune.distributed.strategy import leaves_bad_steps_out
 from indictune.errors import problem
 from indictune.files import Record, json_line, keep_lines
 from indictune.upstream import loss_scale

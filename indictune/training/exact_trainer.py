@@ -26,7 +26,7 @@ from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
-from indictune.distributed.parallelism import Parallelism
+from indictune.distributed.parallelism import Parallelism, settle_buckets
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
@@ -121,7 +121,7 @@ class ExactTrainer(TaskTrainer):
         if not self.has_begun:
             self.has_begun = True
             states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
-            self.parallelism.settle(args[0], step)
+            settle_buckets(args[0], step)
             states.restore()
             self.restore_unlogged(unlogged)
         loss = step()

@@ -30,12 +30,11 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.distributed import collectives, process_group, sharding, strategy
-from indictune.distributed.batch_size import split_batch
-from indictune.distributed.devices import check_cpu_time
+from indictune.distributed.devices import check_cpu_time, split_batch
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
-from indictune.distributed.strategy import check_communication
+from indictune.distributed.strategy import check_strategy
 from indictune.errors import Problem, Problems
 from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
 from indictune.models.load import Model
@@ -162,7 +161,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         found |= {"eval_strategy": "no", "load_best_model_at_end": False}
     plan = plan.derive(**found)
     if by_tokens:
-        Problems(check_communication(plan) + check_launch(plan)).raise_any()
+        Problems(check_strategy(plan) + check_launch(plan)).raise_any()
     return plan
 
 
@@ -293,15 +292,16 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
     """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
-    args.save_on_each_node = not collectives.disk_is_shared(output_dir, args)
+    args.save_on_each_node = args.world_size > 1 and not collectives.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
         run.lock_folder()  # on the disk of a node without rank 0
     if args.should_save:
         store.remove_leftovers(output_dir)
-    collectives.barrier()
+    if args.world_size > 1:
+        collectives.barrier()
     asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
-    disks_group = collectives.group_of_disks(args)
+    disks_group = collectives.group_of_disks(args) if args.save_on_each_node else None
     if args.snapshot_steps:
         from indictune.checkpoint import snapshots
 

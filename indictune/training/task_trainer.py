@@ -111,7 +111,7 @@ class TaskTrainer(Trainer):
     @cached_property
     def disks_group(self) -> ProcessGroup | None:
         """The ranks that write files for their node, if each node has its own disk. All ranks must call it."""
-        return collectives.group_of_disks(self.args)
+        return collectives.group_of_disks(self.args) if self.args.save_on_each_node else None
 
     @cached_property
     def data_digest(self) -> str:

@@ -90,11 +90,11 @@ def compare(kind: str, schedule: str) -> dict[str, float]:
     chunks = chunks_of(schedule)
     stages = Stages(model, rank, ranks, chunks)
     links = StageLinks([range(ranks)], chunks > 1)
-    runner = Runner(stages, links, rank, ranks, schedule, nullcontext, IdleTime(torch.device("cpu")))
+    runner = Runner(stages, links, schedule, nullcontext, IdleTime(torch.device("cpu")))
     ends = torch.distributed.new_group([0, ranks - 1])
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
-    gradients = StageGradients(model, everyone, None, lambda: stages.tied, ends, counts_tied=rank == 0)
+    gradients = StageGradients(model, stages, everyone, ends_group=ends)
     total = runner.train(BATCHES, loss_of(model), torch.autograd.backward)
     gradients.sum()
     norm = gradients.clip(0.0)

@@ -10,13 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indictune.commands.train import Asked, TrainFlags, fit_data_ranks
 from indictune.config.plan import Launch
-from indictune.distributed.batch_size import (
-    accumulation_steps,
-    fitting_micro_batch,
-    split_batch,
-    steps_of_run,
-)
+from indictune.distributed.choose_launcher import choose_launcher
+from indictune.distributed.devices import accumulation_steps, split_batch, steps_of_run
 from indictune.errors import UserError
 from tests.refusals import refused
 
@@ -36,7 +33,10 @@ def test_the_refusal_names_the_sizes() -> None:
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 16))
 def test_a_micro_batch_is_never_more_than_a_share(global_batch: int, per_device: int, ranks: int) -> None:
-    fitting = fitting_micro_batch(global_batch, per_device, ranks)
+    sizes = {"global_batch_size": global_batch, "per_device_train_batch_size": per_device}
+    asked = Asked("classification", None, sizes, {}, TrainFlags())
+    flags = fit_data_ranks(asked, choose_launcher("ddp", ranks)).flags
+    fitting = int(flags.get("per_device_train_batch_size", [str(per_device)])[0])
     assert fitting == per_device or fitting * ranks == global_batch
     assert global_batch % ranks or fitting * ranks <= global_batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from transformers import BertConfig, Gemma2Config, LlamaConfig, PreTrainedConfig
 
 from indictune.config.plan import Axes, Launch
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, Row
-from indictune.distributed.context import PART, OwnTokens, Part, check_context, own_tokens
+from indictune.distributed.context import PART, OwnTokens, Part, check_context
+from indictune.distributed.parallelism import Parallelism
 from indictune.models.unpadded import CAUSAL
 from indictune.planning.memory import micro_batch_tokens
 from tests.distributed import token_sharing
@@ -85,7 +87,8 @@ def test_no_rank_is_without_a_token() -> None:
 
 def test_ranks_of_a_group_have_different_parts_of_the_same_rows() -> None:
     launches = [Launch("fsdp2_cp", 4, 4, rank, axes=Axes(context=2, is_sharded=True)) for rank in range(4)]
-    collators = [own_tokens(JoinRows(), each) for each in launches]
+    ranks: list[Any] = [SimpleNamespace(context=True, launch=each) for each in launches]
+    collators = [Parallelism.own_tokens(each, JoinRows()) for each in ranks]
     assert [vars(each)["rank"] for each in collators] == [0, 1, 0, 1]
     assert [each.data_rank for each in launches] == [0, 0, 1, 1]
 

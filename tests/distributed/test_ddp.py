@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.distributed.ddp import gradient_buckets, passes_until_settled
+from indictune.distributed.parallelism import gradient_buckets, passes_until_settled
 
 
 def test_a_type_that_is_not_there_is_refused_by_name() -> None:
@@ -151,7 +151,7 @@ def test_gradients_are_summed_in_bfloat16() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_torch_takes_no_static_graph_under_accumulation() -> None:
-    """torch 2.13; see `ddp.gradient_buckets`. When this fails, the graph can be static always."""
+    """torch 2.13; see `gradient_buckets`. When this fails, the graph can be static always."""
     model = replica(ddp_static_graph=True, gradient_accumulation_steps=2)
     with pytest.raises(RuntimeError, match="expect_autograd_hooks_ INTERNAL ASSERT FAILED"), model.no_sync():
         step(model)
@@ -172,6 +172,6 @@ def test_torch_sums_no_gradients_in_another_type_where_weights_take_no_part() ->
 @pytest.mark.usefixtures("group")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch takes it with NCCL")
 def test_torch_takes_its_bf16_hook_only_with_nccl() -> None:
-    """torch 2.13; see `ddp.sum_in_bfloat16`. When this fails, torch's own will do."""
+    """torch 2.13; see `SumsInBfloat16`. When this fails, torch's own will do."""
     with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
         replica().register_comm_hook(None, bf16_compress_hook)

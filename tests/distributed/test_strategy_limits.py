@@ -18,10 +18,7 @@ from transformers.optimization import Adafactor
 
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.strategy import (
-    check_bad_steps,
-    check_communication,
-    check_optimizer_of_strategy,
-    check_saving,
+    check_strategy,
     check_weights,
     default_optimizer,
     forget_pages,
@@ -95,7 +92,7 @@ def test_qlora_pages_its_optimizer_under_single_and_ddp() -> None:
 )
 def test_an_optimizer_whose_states_cannot_be_sharded_is_refused(optim: str, families: tuple[str, ...]) -> None:
     for strategy in STRATEGIES:
-        found = codes(check_optimizer_of_strategy(plan_of({"optim": optim}, launch=Launch(strategy, 8))))
+        found = codes(check_strategy(plan_of({"optim": optim}, launch=Launch(strategy, 8))))
         sharded = [("optimizer-cannot-be-sharded", "--optim")] if strategy.startswith(families or ("none",)) else []
         replaced = strategy.startswith("zero") and strategy.endswith("_offload") and "adamw" not in optim
         assert found == sharded + [("offload-needs-adamw", "--optim")] * replaced, strategy
@@ -103,7 +100,7 @@ def test_an_optimizer_whose_states_cannot_be_sharded_is_refused(optim: str, fami
 
 def test_the_flag_counts_under_a_deepspeed_file_with_an_optimizer() -> None:
     launch = Launch("zero2", 8, deepspeed={"optimizer": {"type": "AdamW"}})
-    found = codes(check_optimizer_of_strategy(plan_of({"optim": "adagrad"}, launch=launch)))
+    found = codes(check_strategy(plan_of({"optim": "adagrad"}, launch=launch)))
     assert found == [("optimizer-cannot-be-sharded", "--optim")]
 
 
@@ -130,7 +127,7 @@ def test_communication_that_the_strategy_does_not_have_is_refused(
     launch: Launch, method: str, training: dict[str, Any], steps: int | None, flags: list[str]
 ) -> None:
     plan = plan_of(training, {"method": method}, launch, steps=steps)
-    assert [each.flag for each in check_communication(plan)] == flags
+    assert [each.flag for each in check_strategy(plan)] == flags
 
 
 @pytest.mark.parametrize(
@@ -150,10 +147,10 @@ def test_communication_that_the_strategy_does_not_have_is_refused(
 )
 def test_async_save_needs_shards_of_all_weights(launch: Launch, method: str, code: str | None) -> None:
     plan = plan_of({"async_save": True}, {"method": method}, launch)
-    assert codes(check_saving(plan)) == ([] if code is None else [(code, "--async_save")])
-    assert check_saving(plan_of({}, {"method": method}, launch)) == []
+    assert codes(check_strategy(plan)) == ([] if code is None else [(code, "--async_save")])
+    assert check_strategy(plan_of({}, {"method": method}, launch)) == []
     pushes = plan_of({"push_to_hub": True, "hub_strategy": "every_save"}, {"method": method}, launch)
-    assert codes(check_saving(pushes)) == ([] if code else [("push-of-shards", "--hub_strategy")])
+    assert codes(check_strategy(pushes)) == ([] if code else [("push-of-shards", "--hub_strategy")])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +158,7 @@ def test_async_save_needs_shards_of_all_weights(launch: Launch, method: str, cod
     [("ddp", "skip", False), ("zero2", "rollback", False), ("zero2", "stop", False), ("zero3_offload", "skip", True)],
 )
 def test_deepspeed_cannot_skip_every_bad_step(strategy: str, asked: str, is_refused: bool) -> None:
-    found = codes(check_bad_steps(plan_of({"on_nonfinite": asked}, launch=Launch(strategy, 2))))
+    found = codes(check_strategy(plan_of({"on_nonfinite": asked}, launch=Launch(strategy, 2))))
     assert found == ([("skip-under-deepspeed", "--on_nonfinite")] if is_refused else [])
 
 

@@ -13,7 +13,6 @@ from indictune.doctor.machine import gpu_lines
 from indictune.doctor.rank_checks import (
     COLLECTIVES,
     bandwidth_line,
-    bus_bandwidth,
     clock_lines,
     difference_lines,
     gpu_link,
@@ -104,7 +103,7 @@ def test_many_ranks_meet_fifteen_others() -> None:
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md: 2(n-1)/n of the bytes for an all-reduce, (n-1)/n for the others."""
-    found = {each.name: bus_bandwidth(each, 8e9, 4, 2.0) for each in COLLECTIVES}
+    found = {each.name: each.share(4) * 8e9 / 2.0 for each in COLLECTIVES}
     assert found == {"all-reduce": 6e9, "all-gather": 3e9, "reduce-scatter": 3e9}
 
 

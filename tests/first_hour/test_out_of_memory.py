@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
+from indictune import stop_signals
 from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
@@ -254,7 +255,7 @@ def test_an_interface_that_is_missing_is_named(variables: dict[str, str], gpus: 
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
-    monkeypatch.setattr(hardware, "COUNTS", tmp_path / "vmstat")
+    monkeypatch.setattr(stop_signals, "COUNTS", tmp_path / "vmstat")
     (tmp_path / "vmstat").write_text(f"oom_kill_others 9\noom_kill {count}\n", encoding="ascii")
 
 

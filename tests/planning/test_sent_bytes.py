@@ -13,12 +13,11 @@ from benchmarks.axes_worth import tables
 from indictune.config.plan import Axes, Launch
 from indictune.distributed.pipeline.layout import bubble
 from indictune.planning.memory import RankMemory
+from indictune.planning.rank_bytes import data_shards
 from indictune.planning.rank_weights import LayerWidths
 from indictune.planning.step_time import (
-    AxisSizes,
     RowLengths,
     Step,
-    axis_sizes,
     bytes_gathered,
     bytes_summed,
     data_bytes,
@@ -39,7 +38,7 @@ def test_a_ring_sends_all_parts_but_one() -> None:
 
 def test_a_tensor_layer_sends_what_megatron_says() -> None:
     """Narayanan et al. 2021, section 3.2: 8 b s h (t - 1) / t values for each layer and micro-batch."""
-    sizes = AxisSizes(tensor=8, pipeline=4)
+    sizes = Axes(tensor=8, pipeline=4)
     assert layer_sums(LLAMA_8B, sizes, tokens=2048, value_bytes=2) == 8 * 2048 * 4096 * 7 / 8 * 2 * (32 / 4)
 
 
@@ -52,36 +51,34 @@ def test_the_bubble_of_a_pipeline(stages: int, micro_batches: int, chunks: int, 
 
 
 def test_a_stage_passes_states_and_their_gradients() -> None:
-    assert passed_on(LLAMA_8B, AxisSizes(pipeline=4), tokens=10, value_bytes=2) == 2 * 10 * 4096 * 2
-    assert passed_on(LLAMA_8B, AxisSizes(), tokens=10, value_bytes=2) == 0
+    assert passed_on(LLAMA_8B, Axes(pipeline=4), tokens=10, value_bytes=2) == 2 * 10 * 4096 * 2
+    assert passed_on(LLAMA_8B, Axes(), tokens=10, value_bytes=2) == 0
 
 
 @pytest.mark.parametrize(("recomputes", "gpu", "times"), [(False, True, 2), (True, True, 3), (True, False, 4)])
 def test_the_context_axis_passes_keys_and_values(recomputes: bool, gpu: bool, times: int) -> None:
-    found = keys_passed(LLAMA_8B, AxisSizes(context=4), tokens=10, value_bytes=2, recomputes=recomputes, gpu=gpu)
+    found = keys_passed(LLAMA_8B, Axes(context=4), tokens=10, value_bytes=2, recomputes=recomputes, gpu=gpu)
     assert found == times * 32 * (2 * 10 * 1024 * 2) * 3 / 4
 
 
 def test_the_data_axis_by_what_it_splits() -> None:
-    plain = AxisSizes(data=4)
-    assert data_bytes(400, 200, plain, micro_batches=3) == bytes_summed(400, 4)
-    assert data_bytes(400, 200, replace(plain, split="states"), 3) == bytes_summed(400, 4) + bytes_gathered(200, 4)
-    assert data_bytes(400, 200, replace(plain, split="gradients"), 3) == 3 * bytes_summed(400, 4) + bytes_gathered(
-        200, 4
-    )
-    assert data_bytes(400, 200, replace(plain, split="weights"), 3) == 6 * bytes_gathered(200, 4) + bytes_gathered(
-        400, 4
-    )
-    in_nodes = replace(plain, split="weights", replicas=2)
-    assert data_bytes(400, 200, in_nodes, 3) == 6 * bytes_gathered(200, 2) + bytes_gathered(400, 2) + bytes_summed(
-        200, 2
-    )
+    def sent(launch: Launch) -> tuple[float, float]:
+        return data_bytes(400, 200, launch, micro_batches=3)
+
+    assert sent(Launch("ddp", 4, 4)) == (bytes_summed(400, 4), 0)
+    assert sent(Launch("zero1", 4, 4)) == (bytes_summed(400, 4) + bytes_gathered(200, 4), 0)
+    assert sent(Launch("zero2", 4, 4)) == (3 * bytes_summed(400, 4) + bytes_gathered(200, 4), 0)
+    assert sent(Launch("zero3", 4, 4)) == (6 * bytes_gathered(200, 4) + 3 * bytes_gathered(400, 4), 0)
+    sharded = Launch("fsdp2", 4, 4, axes=Axes(is_sharded=True))
+    assert sent(sharded) == (6 * bytes_gathered(200, 4) + bytes_gathered(400, 4), 0)
+    in_nodes = Launch("hsdp", 4, 2, axes=Axes(replicas=2, is_sharded=True))
+    assert sent(in_nodes) == (6 * bytes_gathered(200, 2) + bytes_gathered(400, 2), bytes_summed(200, 2))
 
 
 def test_zero_3_sends_one_and_a_half_times_as_much_as_ddp() -> None:
     """Rajbhandari et al. 2020, section 7.2.2: in one type, with one micro-batch."""
-    ddp, zero3 = AxisSizes(data=8), AxisSizes(data=8, split="weights")
-    assert data_bytes(100, 100, zero3, micro_batches=1) == 1.5 * data_bytes(100, 100, ddp, micro_batches=1)
+    (zero3, _), (ddp, _) = (data_bytes(100, 100, Launch(name, 8, 8), micro_batches=1) for name in ("zero3", "ddp"))
+    assert zero3 == 1.5 * ddp
 
 
 def test_zero_3_scatters_gradients_after_each_micro_batch() -> None:
@@ -119,7 +116,7 @@ def test_only_what_the_strategy_splits_is_sent() -> None:
     ddp, tensor = step_of(Launch("ddp", 8, 8)), step_of(Launch("tp", 8, 8, axes=Axes(tensor=8)))
     assert ddp.data_bytes == bytes_summed(4 * 8_030_261_248, 8)
     assert (ddp.model_bytes, tensor.data_bytes) == (0, 0)
-    assert tensor.model_bytes == layer_sums(LLAMA_8B, AxisSizes(tensor=8), 64 * 2048, 2, sums=7 + 2)
+    assert tensor.model_bytes == layer_sums(LLAMA_8B, Axes(tensor=8), 64 * 2048, 2, sums=7 + 2)
 
 
 def test_offloaded_weights_cost_time_for_each_micro_batch() -> None:
@@ -128,10 +125,9 @@ def test_offloaded_weights_cost_time_for_each_micro_batch() -> None:
     assert step_of(Launch("zero3", 8, 8)).offload_s == 0
 
 
-def test_sizes_follow_from_the_launch() -> None:
-    launch = Launch("hsdp", 16, 8, axes=Axes(replicas=2, is_sharded=True))
-    assert axis_sizes(launch) == AxisSizes(data=16, replicas=2, split="weights")
-    assert axis_sizes(Launch("3d", 16, 8, axes=Axes(pipeline=2, tensor=2))) == AxisSizes(data=4, tensor=2, pipeline=2)
+def test_a_stage_with_parts_of_matrices_shares_the_rest_of_the_processes() -> None:
+    assert data_shards(Launch("hsdp", 16, 8, axes=Axes(replicas=2, is_sharded=True))) == 8
+    assert data_shards(Launch("3d", 16, 8, axes=Axes(pipeline=2, tensor=2))) == 4
 
 
 def test_the_document_has_the_tables_that_the_program_prints() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,60 +29,45 @@ from indictune.distributed.upstream import save_whole
 class StageGradients:
     """The gradients of one rank's stages.
 
-    Args:
-        model: with the parameters of the rank.
-        stages_group: the ranks of this pipeline.
-        copies_group: the ranks with the same stages and other rows; None if FSDP2 sums over them.
-        tied: gives the weight that the first and the last stage both have, on their ranks; else None.
-        ends_group: the ranks of the first and the last stage, on these; else None.
-        counts_tied: whether this rank counts the tied weight in the norm. One of the two does.
+    The copies are the ranks with the same stages and other rows; None if FSDP2 sums over them. The ends are the ranks
+    of the first and the last stage, on these, if both have a weight; else None.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        stages: Stages,
         stages_group: ProcessGroup,
-        copies_group: ProcessGroup | None,
-        tied: Callable[[], nn.Parameter | None] = lambda: None,
+        copies_group: ProcessGroup | None = None,
         ends_group: ProcessGroup | None = None,
-        counts_tied: bool = True,
     ) -> None:
-        self._model, self._stages_group, self._copies_group = model, stages_group, copies_group
-        self._tied, self._ends_group, self._counts_tied = tied, ends_group, counts_tied
+        self._model, self._stages, self._stages_group = model, stages, stages_group
+        self._copies_group, self._ends_group = copies_group, ends_group
 
     def sum(self) -> None:
         """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
-        tied = self._tied()
+        tied = self._stages.tied
         if tied is not None and tied.grad is not None:
             torch.distributed.all_reduce(local_part(tied.grad), group=self._ends_group)
         if self._copies_group is not None:
             average_gradients(self._model.parameters(), self._copies_group)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Clip by the norm over all stages, and return it. All ranks must call it.
-
-        Args:
-            max_norm: 0 clips nothing.
-        """
+        """Clip by the norm over all stages, and return it; 0 clips nothing. All ranks must call it."""
         by_mesh: dict[Any, list[nn.Parameter]] = {}  # torch (2.13) mixes no tensors of several meshes
         for each in self._model.parameters():
             if each.grad is not None:
                 by_mesh.setdefault(each.grad.device_mesh if isinstance(each.grad, DTensor) else None, []).append(each)
-        uncounted = None if self._counts_tied else self._tied()
-        counted = [[each.grad for each in trained if each is not uncounted] for trained in by_mesh.values()]
+        uncounted = None if self._stages.rank == 0 else self._stages.tied  # the first stage counts it
         square = torch.zeros((), device=next(self._model.parameters()).device)
-        for of_mesh in counted:
-            square += _square([each for each in of_mesh if each is not None])
+        for trained in by_mesh.values():  # those on other ranks of a mesh included
+            counted = [each.grad for each in trained if each is not uncounted and each.grad is not None]
+            square += whole_tensor(get_total_norm(counted)).float() ** 2
         torch.distributed.all_reduce(square, group=self._stages_group)
         norm = square.sqrt()
         for trained in by_mesh.values() if max_norm > 0 else ():
             clip_grads_with_norm_(trained, max_norm, norm)
         return norm
-
-
-def _square(gradients: list[Tensor]) -> Tensor:
-    """The square of the norm of gradients of one mesh, those on other ranks of it included."""
-    return whole_tensor(get_total_norm(gradients)).float() ** 2
 
 
 def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device) -> dict[str, Tensor]:
@@ -127,25 +111,22 @@ class Pipeline:
         sizes = (axes.pipeline, launch.data_size, axes.tensor)
         mesh = init_device_mesh(args.device.type, sizes, mesh_dim_names=("stages", "copies", "tensor"))
         self.group: ProcessGroup = mesh["stages"].get_group()
-        self._rank, self._ranks, self._schedule = mesh["stages"].get_local_rank(), axes.pipeline, schedule
-        self.is_last = self._rank == self._ranks - 1
+        rank, ranks, self._schedule = mesh["stages"].get_local_rank(), axes.pipeline, schedule
+        self.is_last = rank == ranks - 1
         self.grad_norm: Tensor | None = None
         self._trained = [name for name, each in model.named_parameters() if each.requires_grad]
         chunks = chunks_of(schedule)
-        stages = Stages(model, self._rank, self._ranks, chunks)
+        stages = self._stages = Stages(model, rank, ranks, chunks)
         pipelines = mesh.mesh.flatten(1).T.tolist()
-        self._last: int = torch.distributed.get_global_rank(self.group, self._ranks - 1)
-        self._device, self._in_bf16 = args.device, args.bf16
-        self._waits = IdleTime(args.device)
-        links = StageLinks(pipelines, is_ring=chunks > 1)
-        self._runner = Runner(stages, links, self._rank, self._ranks, schedule, self._autocast, self._waits)
-        self._stages = stages
+        self._last: int = torch.distributed.get_global_rank(self.group, ranks - 1)
+        self._device, self._waits = args.device, IdleTime(args.device)
+        # As accelerate's around the whole model.
+        autocast = partial(torch.autocast, args.device.type, torch.bfloat16, enabled=args.bf16)
+        self._runner = Runner(stages, StageLinks(pipelines, is_ring=chunks > 1), schedule, autocast, self._waits)
         self._shards = mesh["copies"] if axes.is_sharded else None
         copies = mesh["copies"].get_group() if launch.data_size > 1 and not axes.is_sharded else None
         ends = _group_of_ends(pipelines) if stages.is_tied else None
-        self._gradients = StageGradients(
-            model, self.group, copies, lambda: stages.tied, ends, counts_tied=self._rank == 0
-        )
+        self._gradients = StageGradients(model, stages, self.group, copies, ends)
         self._batches = list[Batch]()
 
     def train(self, trainer: Trainer, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
@@ -215,12 +196,8 @@ class Pipeline:
     def part_of_states(self, model: nn.Module, decayed: Collection[str], whole: dict[str, Any]) -> dict[str, Any]:
         """What this rank loads of the optimizer states of a whole model, numbered as one process numbers its stages.
 
-        All ranks must call it.
-
-        Args:
-            model: with the stages of this rank.
-            decayed: names of the parameters of these that weight decay applies to.
-            whole: the state dict of one process: parameters with weight decay come first.
+        All ranks must call it. `decayed` has the names of this rank's parameters with weight decay. They come first in
+        the state dict of one process.
         """
         of_stages: list[Any] = [None] * self.group.size()
         torch.distributed.all_gather_object(of_stages, set(decayed), group=self.group)
@@ -239,12 +216,8 @@ class Pipeline:
         """The share of the last step in which ranks waited, on average over all, and what the formula says."""
         share = torch.tensor(self._waits.share(), device=self._device)
         torch.distributed.all_reduce(share)
-        expected = bubble(self._ranks, micro_batches, chunks_of(self._schedule))
+        expected = bubble(self._stages.ranks, micro_batches, chunks_of(self._schedule))
         return {"bubble": share.item() / torch.distributed.get_world_size(), "bubble_formula": expected}
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        """As accelerate's around the whole model, for a stage that is not the last."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
 
 
 def _group_of_ends(pipelines: list[list[int]]) -> ProcessGroup | None:

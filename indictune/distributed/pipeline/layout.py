@@ -37,13 +37,7 @@ def actions(schedule: str, rank: int, ranks: int, micro_batches: int) -> list[Ac
 
     GPipe computes all forward passes first, and so keeps the activations of all micro-batches. 1F1B (PipeDream-Flush,
     arXiv:2006.09503) keeps at most as many as there are stages after it. The interleaved schedule (arXiv:2104.04473)
-    is 1F1B with two stages a rank: half the bubble for twice the messages.
-
-    Args:
-        schedule: of `SCHEDULES`.
-        rank: in the pipeline.
-        ranks: of the pipeline.
-        micro_batches: of the step, at least 1.
+    is 1F1B with two stages a rank: half the bubble for twice the messages. A step has at least one micro-batch.
     """
     chunks = chunks_of(schedule)
     forwards = _passes(True, rank, ranks, micro_batches, chunks)
@@ -82,17 +76,11 @@ TABLE = 1 / 8  # cost of its weights, where a weight that multiplies states cost
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the parts of a base model.
+    """The names of the parts of a base model."""
 
-    Attributes:
-        entry: makes hidden states of token ids.
-        blocks: the list of repeated layers.
-        exits: what reads the states of the last layer, in the order in which it does.
-    """
-
-    entry: str
-    blocks: str
-    exits: tuple[str, ...]
+    entry: str  # makes hidden states of token ids
+    blocks: str  # the list of repeated layers
+    exits: tuple[str, ...]  # what reads the states of the last layer, in the order in which it does
 
 
 _BERT = Layout("embeddings", "encoder.layer", ("pooler",))
@@ -129,11 +117,7 @@ def spans(model: nn.Module, stages: int) -> list[range]:
 def cut(blocks: Sequence[float], first: float, last: float, stages: int) -> list[range]:
     """Cut layers into runs of at least one, whose largest cost is smallest.
 
-    Args:
-        blocks: cost of each layer.
-        first: cost of what stands before the layers, in the first stage.
-        last: cost of what stands behind them, in the last stage.
-        stages: at most as many as there are layers.
+    The first stage has the first cost too, of what stands before the layers, and the last stage that of what follows.
     """
     before = [first + each for each in itertools.accumulate(blocks, initial=0.0)]
     before[0], before[-1] = 0.0, before[-1] + last
@@ -163,9 +147,6 @@ def _cost(module: nn.Module) -> float:
     return sum(each.numel() * (TABLE if id(each) in tables else 1) for each in module.parameters())
 
 
-_SHARES_LAYERS = "albert"
-
-
 def check_pipeline(plan: AnyPlan) -> list[Problem]:
     """Refuse models that cannot be cut into so many stages, and flags that stages do not have."""
     if plan.launch.axes.pipeline == 1:
@@ -174,15 +155,12 @@ def check_pipeline(plan: AnyPlan) -> list[Problem]:
         problem("not-in-a-pipeline", f"--{flag}", str(value).lower(), reason=reason)
         for flag, value, reason in _refused_flags(plan)
     ]
-    return [*_of_model(plan), *flags, *check_micro_batches(plan)]
-
-
-def check_micro_batches(plan: AnyPlan) -> list[Problem]:
-    """Refuse a number of micro-batches that the schedule does not have, once it is known."""
+    found = [*_of_model(plan), *flags]
     stages, steps = plan.launch.axes.pipeline, plan.derived.get("gradient_accumulation_steps")
-    if stages == 1 or plan.training.pipeline_schedule != INTERLEAVED or steps is None or steps % stages == 0:
-        return []
-    return [problem("interleaved-micro-batches", "--pipeline_schedule", INTERLEAVED, stages=stages, steps=steps)]
+    if plan.training.pipeline_schedule == INTERLEAVED and steps is not None and steps % stages:
+        sizes = {"stages": stages, "steps": steps}
+        found.append(problem("interleaved-micro-batches", "--pipeline_schedule", INTERLEAVED, **sizes))
+    return found
 
 
 def _of_model(plan: AnyPlan) -> list[Problem]:
@@ -191,7 +169,7 @@ def _of_model(plan: AnyPlan) -> list[Problem]:
         return []
     if config.model_type not in LAYOUTS or has_own_code(plan.model, config):
         reason = f"Models of type {config.model_type} are not known ({', '.join(LAYOUTS)} are)"
-        if config.model_type == _SHARES_LAYERS:
+        if config.model_type == "albert":
             reason = "All its layers are one set of weights, which each stage would hold"
         elif config.model_type in LAYOUTS:
             reason = "It has its own code"

@@ -23,11 +23,8 @@ class StageLinks:
     """The links of one rank to its neighbours in a ring of stages.
 
     Each direction of each link, for states and for gradients, is a group of its own. NCCL runs the messages of one
-    group in order: two neighbours that both send first would wait for each other.
-
-    Args:
-        pipelines: the ranks of each pipeline of the run, by stage. All ranks must pass the same.
-        is_ring: whether the last rank also sends to the first.
+    group in order: two neighbours that both send first would wait for each other. All ranks must pass the ranks of all
+    pipelines of the run, by stage. In a ring, the last one also sends to the first.
     """
 
     def __init__(self, pipelines: Sequence[Sequence[int]], is_ring: bool) -> None:
@@ -71,11 +68,7 @@ Mark = float | torch.Event
 
 
 class IdleTime:
-    """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps.
-
-    Args:
-        device: of the rank.
-    """
+    """Measures the share of the last step in which a rank did not compute. Reads a clock that the GPU keeps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -127,11 +120,6 @@ class Runner:
     longest. docs/design.md has the measured times.
 
     Args:
-        stages: of this rank.
-        links: to its neighbours.
-        rank: in the pipeline.
-        ranks: of the pipeline.
-        schedule: of `SCHEDULES`.
         autocast: what a stage computes in that is not the last; the model itself does so in the last.
         waits: measures the passes.
         before_backward: called with whether the next backward pass is the last one of a step; or None.
@@ -141,14 +129,12 @@ class Runner:
         self,
         stages: Stages,
         links: StageLinks,
-        rank: int,
-        ranks: int,
         schedule: str,
         autocast: Callable[[], AbstractContextManager[None]],
         waits: IdleTime,
         before_backward: Callable[[bool], None] | None = None,
     ) -> None:
-        self.stages, self.links, self.rank, self.ranks, self.schedule = stages, links, rank, ranks, schedule
+        self.stages, self.links, self.schedule = stages, links, schedule
         self.autocast, self.waits, self.before_backward = autocast, waits, before_backward
 
     def train(
@@ -173,7 +159,7 @@ class Runner:
     def _passes(
         self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
     ) -> Tensor | None:
-        order = actions(self.schedule, self.rank, self.ranks, len(batches))
+        order = actions(self.schedule, self.stages.rank, self.stages.ranks, len(batches))
         ahead = [self._receive(order[0], batches)]
         waiting: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         total: Tensor | None = None
@@ -242,8 +228,8 @@ class Runner:
             self._send(torch.zeros_like(received) if received.grad is None else received.grad, action)
 
     def _send(self, tensor: Tensor, action: Action) -> None:
-        other = self.rank + (1 if action.is_forward else -1)
-        self.links.send(tensor, action.is_forward, (self.rank, other % self.ranks))
+        here, other = self.stages.rank, self.stages.rank + (1 if action.is_forward else -1)
+        self.links.send(tensor, action.is_forward, (here, other % self.stages.ranks))
 
     def _receive(self, action: Action, batches: Sequence[Batch]) -> tuple[Tensor, Work] | None:
         """Begin to receive what an action needs from another rank; None if it needs nothing."""
@@ -252,8 +238,8 @@ class Runner:
             return None
         rows = batches[action.micro_batch]["input_ids"]
         into = torch.empty(*rows.shape, self.stages.width, dtype=self.stages.dtype, device=rows.device)
-        other = self.rank + (-1 if action.is_forward else 1)
-        return into, self.links.receive(into, action.is_forward, (other % self.ranks, self.rank))
+        here, other = self.stages.rank, self.stages.rank + (-1 if action.is_forward else 1)
+        return into, self.links.receive(into, action.is_forward, (other % self.stages.ranks, here))
 
     def _arrived(self, message: tuple[Tensor, Work] | None) -> Tensor | None:
         if message is None:

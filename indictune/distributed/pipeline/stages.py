@@ -76,11 +76,7 @@ class Stages:
     A stage runs the model's own `forward`, with all inputs of the micro-batch: masks and positions follow from them on
     each rank, and hooks fire as in the whole model. Only the modules of other stages pass on what they get.
 
-    Args:
-        model: whole; it is cut in place.
-        rank: in the pipeline.
-        ranks: of the pipeline.
-        chunks: stages of a rank.
+    The model is cut in place. A rank has as many stages as chunks.
 
     Attributes:
         body: computes a stage that is not the last.
@@ -94,7 +90,7 @@ class Stages:
         own = self._own = without_adapter(model)
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
         self.body = StageBody(self._base)
-        self.count = ranks * chunks
+        self.rank, self.ranks, self.count = rank, ranks, ranks * chunks
         embedding = own.get_input_embeddings()
         self.width, weight = own.config.hidden_size, embedding.weight
         self.dtype = torch.float32 if weight.requires_grad else weight.dtype  # trainers keep trained weights so
@@ -147,10 +143,7 @@ class Stages:
     def states(self, stage: int, received: Tensor | None, inputs: Mapping[str, Any]) -> Tensor:
         """The hidden states that a stage, not the last, gives to the next: [rows, tokens, width].
 
-        Args:
-            stage: of this rank.
-            received: from the stage before; None in the first one.
-            inputs: of the whole model.
+        It has received those of the stage before; None in the first one. The inputs are those of the whole model.
         """
         self.show(stage, received)
         kept = {name: each for name, each in inputs.items() if name not in ("labels", "windows")}
@@ -182,12 +175,7 @@ class Stages:
 
 
 def shard(model: nn.Module, stages: Stages, copies: DeviceMesh) -> nn.Module:
-    """Shard a rank's only stage in place: each layer, and the rest as one group.
-
-    Args:
-        model: with an adapter around it, if any.
-        stages: of the rank, one.
-        copies: the ranks with the same stage.
+    """Shard a rank's only stage in place, over the ranks with the same one: each layer, and the rest as one group.
 
     Returns:
         What the stage calls, the root of what is sharded.
