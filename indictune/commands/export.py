@@ -11,6 +11,7 @@ from typing import Literal
 
 from transformers.utils.logging import disable_progress_bar
 
+from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ExportedModelArguments, flag
@@ -20,7 +21,7 @@ from indictune.export.formats import check_converter, check_onnx_packages, write
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
 from indictune.models.atomic_folder import check_output_folder, whole_folder
-from indictune.models.finished_model import merge, trained_config
+from indictune.models.finished_model import trained_config
 from indictune.models.load import stored_quantisation
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction.served_classifier import check_finished
@@ -48,11 +49,7 @@ class ExportFlags(ExportedModelArguments):
 
 
 def run_export(flags: Mapping[str, list[str]]) -> int:
-    """Write a model for another runtime; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, or as `export_model`.
-    """
+    """Write a model for another runtime."""
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     print(printable(export_model(read_arguments(flags, ExportFlags, "model"))))
     return 0
@@ -101,5 +98,5 @@ def _plain_model(args: ExportFlags, work: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir=work) as temporary:
         merged = Path(temporary) / "merged"
-        merge(args.model, str(merged), trust_remote_code=args.trust_remote_code)
+        merge(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
         yield merged

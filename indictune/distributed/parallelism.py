@@ -20,7 +20,7 @@ from indictune.config.plan import Launch
 from indictune.distributed import collectives, sharding
 from indictune.distributed.ddp import gradient_buckets, settle_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
-from indictune.models.adapters import without_adapter
+from indictune.models.load import without_adapter
 from indictune.models.task_models import is_unread
 from indictune.tasks.protocol import Collator
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -31,7 +31,6 @@ class Base:
     """The base of an adapter.
 
     Attributes:
-        name: on the Hub, a folder, or a model of the package.
         revision: branch, tag or commit, as the user named it.
         commit_hash: the commit of `revision` during the training; None if unknown.
         fingerprint: of a folder's weights during the training; None for a model of the Hub, or if unknown.
@@ -56,7 +55,8 @@ def config_file(folder: str | Path) -> Path:
 def continues_texts(architectures: Sequence[str] | None) -> bool:
     """Whether `architectures` name a causal language model: of transformers, or by a usual name."""
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # also Gemma 3, whose name is unusual
-    return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
+    names = map(str, architectures or ())
+    return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def record_base(
@@ -92,7 +92,6 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
     """Refuse to use an adapter with other weights than it was trained on.
 
     Args:
-        adapter_folder: of the adapter.
         base_name_or_path: the base to use; a folder may have moved since the training.
         revision: of the base, as the user named it, or None.
 
@@ -132,11 +131,6 @@ def fingerprint(folder: Path) -> str:
             file.seek(max(0, size_bytes - END_BYTES))
             digest.update(file.read(END_BYTES))
     return digest.hexdigest()
-
-
-def without_adapter(model: nn.Module) -> Any:
-    """The transformers model, without the adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 ALL_LINEAR = "all-linear"
@@ -187,8 +181,6 @@ def add_lora(
     """Wrap the model so that LoRA matrices and some modules are trained, and the rest is frozen.
 
     Args:
-        model: any model of transformers.
-        args: size and modules of the matrices.
         task: peft's name for the task. For a classifier, peft trains the head whole by itself.
         trained_whole: modules to train and save whole, in addition to `args.modules_to_save`.
     """

@@ -27,7 +27,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.adapters import freeze_quantised, nf4_config, without_adapter
+from indictune.models.adapters import freeze_quantised, nf4_config
 from indictune.models.trusted_files import (
     BROKEN,
     MODEL_FLAG,
@@ -119,6 +119,11 @@ def set_module_dropout(model: nn.Module, probability: float | None) -> None:
 
 
 Model = PreTrainedModel | PeftModel
+
+
+def without_adapter(model: nn.Module) -> Any:
+    """The transformers model, without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:

@@ -39,7 +39,7 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _HASH = rf"[#＃]{LETTER_OF_TAG}"
 _IN_WORD = f"[{WORD}]"
 # A character that gets a space between itself and a placeholder.
-_APART = f"[^{''.join(re.escape(each) for each in sorted(TOUCHING))}]".replace("&", r"\&")
+_APART = f"[^{''.join(map(re.escape, sorted(TOUCHING)))}]".replace("&", r"\&")
 
 
 def cleaning_steps() -> list[normalizers.Normalizer]:

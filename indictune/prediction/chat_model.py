@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +21,10 @@ from indictune.config.arguments import ModelArguments
 from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template, prompt_ids
 from indictune.data.chat.messages import Message
 from indictune.errors import UserError
-from indictune.models.adapters import config_file, continues_texts, without_adapter
+from indictune.files import json_or_nothing
+from indictune.models.adapters import config_file, continues_texts
 from indictune.models.finished_model import load_trained, trained_config
-from indictune.models.load import Model, check_vocabulary, load_tokenizer, positions_of
+from indictune.models.load import Model, check_vocabulary, load_tokenizer, positions_of, without_adapter
 
 
 class TooLongError(Exception):
@@ -167,9 +166,6 @@ def check_language_model(folder: str) -> None:
     """
     if not config_file(folder).is_file():
         raise UserError("no-model", "--model", folder)
-    config: Any = None
-    with suppress(OSError, ValueError):  # transformers reports an unreadable file
-        config = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    architectures = config.get("architectures") if isinstance(config, dict) else None
+    architectures = json_or_nothing(config_file(folder)).get("architectures")
     if architectures and not continues_texts(architectures):
         raise UserError("no-language-model", "--model", Path(folder), found=architectures[0])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.score_names import WORST, WRITTEN, block_of
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
-from indictune.models.finished_model import load_trained
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.unpadded import pads_causal
@@ -45,7 +43,9 @@ from indictune.tasks.protocol import (
     Inputs,
     Objective,
     Origins,
+    Results,
     Samples,
+    Scripts,
     Task,
     TestTokens,
     Tokens,
@@ -205,6 +205,7 @@ def _origins(chats: Chats, split: str) -> Origins:
 class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
+    kind = AutoModelForCausalLM
     METRICS = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
@@ -222,13 +223,11 @@ class Answers(Objective):
         outputs = model(**inputs, fused_lm_head=True)
         return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
 
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         for loss, tokens, right in zip(*(each.tolist() for each in results), strict=True):
             yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_right": right}
 
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
-    ) -> Breakdown:
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         scorer, facts = answers(*results), row_facts(dataset, scripts)
         found = break_down("answers", facts, scorer, lower_is_better=True, draws=draws)
         return replace(found, loss=found.overall.scores["loss"].value)
@@ -238,9 +237,6 @@ class Answers(Objective):
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return {name: block[name] for name in self.METRICS if name != "num_tokens"}
-
-    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
-        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, AutoModelForCausalLM, self.dtype)
 
 
 def _answer_metrics(group: Group) -> dict[str, float]:

@@ -22,6 +22,7 @@ from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import Breakdown, RowFacts
 from indictune.evaluation.score_names import block_of, metrics_tables
+from indictune.models.finished_model import load_trained
 from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]
+Results = Sequence[np.ndarray]  # of `Objective.measure`, each [rows, ...] in the dataset's order
+Scripts = Sequence[str] | None  # of each row, as of `scripts_of`; None if unknown
 
 
-def row_facts(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
+def row_facts(dataset: Dataset, scripts: Scripts) -> RowFacts:
     """Of whom the rows of an evaluation are."""
     return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
@@ -44,11 +47,15 @@ class Objective(ABC):
     """How a model of one task is trained and scored.
 
     Attributes:
+        kind: transformers' Auto class of the model.
+        dtype: of the weights of a saved model, unless they are quantised.
         METRICS: scores of all rows and of each language, in `metrics.json` and in tables.
         loss: of a micro-batch; None if the trainer has its own.
         keeps_scores: whether `measure` keeps all that `predictions` and `breakdown` need.
     """
 
+    kind: type[Any]
+    dtype = torch.float32
     METRICS: tuple[str, ...] = ()
     loss: SharedLoss | None = None
     keeps_scores: bool = False
@@ -61,22 +68,14 @@ class Objective(ABC):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
 
-    def fit(self, dataset: Dataset, results: Sequence[np.ndarray]) -> None:  # noqa: B027, most tasks fit nothing
+    def fit(self, dataset: Dataset, results: Results) -> None:  # noqa: B027, most tasks fit nothing
         """Fit what the validation rows decide, such as a threshold, before they are scored; see `breakdown`."""
 
     @abstractmethod
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
-    ) -> Breakdown:
-        """The scores of an evaluation, which all others are taken from.
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        """The scores of an evaluation, which all others are taken from; `draws` is 0 for no intervals."""
 
-        Args:
-            results: of `measure`, in the dataset's order.
-            scripts: of each row, as of `scripts_of`; None if unknown.
-            draws: of the rows, for the intervals; 0 for none.
-        """
-
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         """What the model makes of each row, for `predictions.jsonl`. By default nothing."""
         return iter(())
 
@@ -92,9 +91,9 @@ class Objective(ABC):
         """A block as tables for the console."""
         return metrics_tables(block, self.METRICS)
 
-    @abstractmethod
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
+        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind, self.dtype)
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:  # noqa: B027, most tasks have nothing to do
         """Prepare the tokenizer saved in a folder for programs without this package."""
@@ -112,12 +111,7 @@ EvaluationPlan = RunPlan[EvaluationArguments, IndicTrainingArguments]  # of `ind
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the rows of a split come from.
-
-    Attributes:
-        location: the `file:line` of a row, given by its number.
-        texts: of the rows, which can be read many times.
-    """
+    """The `file:line` of each row of a split, by its number, and the texts, which can be read many times."""
 
     location: Callable[[int], str]
     texts: Iterable[str]
@@ -150,12 +144,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class TestTokens:
-    """The tokenised rows of a file for a saved model.
-
-    Attributes:
-        notes: for the user.
-        samples: conversations that the model answers.
-    """
+    """The tokenised rows of a file for a saved model, notes for the user, and conversations that it answers."""
 
     rows: Dataset
     notes: Sequence[str] = ()
@@ -186,13 +175,11 @@ class Tokens:
         row_location: the `file:line` of a training row, given by its number.
         origins: of the rows of each split, as far as the task knows them.
         folder: of the cached rows, with those that were left out; None without a cache.
-        notes: for the user.
         summary: a table for the user, or empty.
         max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
         scores: `group_scores` of the task.
         labels: that have scores of their own: labels, or kinds of entity.
         health: of the rows; None if the task does not measure it.
-        samples: conversations that the trained model answers.
     """
 
     train: Dataset
@@ -219,9 +206,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     """One kind of learning.
 
     Attributes:
-        model_arguments: dataclass of the model's flags.
-        data_arguments: dataclass of the rows' flags.
-        training_arguments: dataclass of the training's flags.
+        model_arguments: dataclass of the model's flags; `data_arguments` and `training_arguments` likewise.
         name: as `indictune prepare --task` takes it.
         scores: metrics that can compare checkpoints, the default first.
         lower_is_better: beginnings of metrics of which the lowest is the best.
@@ -247,11 +232,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        """The configuration of the model.
-
-        Raises:
-            UserError: it cannot be read, or is no model for this task.
-        """
+        """The configuration of the model; a `UserError` if it cannot be read, or is no model for this task."""
 
     @abstractmethod
     def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
@@ -291,24 +272,13 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def load_model(self, plan: RunPlan[Data, Training], args: Training, rows: Rows, reads_weights: bool) -> Model:
-        """The model, ready to train.
-
-        Args:
-            args: as transformers has completed them.
-            reads_weights: False if another rank sends the weights.
-        """
+        """The model, ready to train. `args` are completed; `reads_weights` is False if another rank sends them."""
 
     @abstractmethod
     def objective(
         self, args: Training, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: Rows | None
     ) -> Objective:
-        """What the trainer minimises and measures.
-
-        Args:
-            args: as transformers has completed them.
-            padded: what `pads` said.
-            rows: of the run; None for a saved model, which is only evaluated.
-        """
+        """What the trainer minimises and measures; `rows` are None for a saved model, which is only evaluated."""
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         """Whether a saved model is of this task, by the content of its `config.json`."""
@@ -316,10 +286,4 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        """The token ids of `--test_file` for a saved model.
-
-        Args:
-            plan: of `indictune evaluate`.
-            tokenizer: of the model; None if it was refused.
-            problems: found so far. All are raised before anything is tokenised.
-        """
+        """The token ids of `--test_file` for a saved model. All `problems` are raised before anything is tokenised."""

@@ -16,9 +16,8 @@ from transformers import BertConfig
 from indictune.evaluation.score_names import WRITTEN, named_scores, near_names
 from indictune.preflight.values import METRIC, check_metric_of_rows
 from indictune.tasks.chat import Answers, Chat
-from indictune.tasks.classification import Classification
+from indictune.tasks.classification import Classification, MultiLabel, Regression, SingleLabel
 from indictune.tasks.protocol import Objective, Origins, Samples, Task, Tokens
-from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 from indictune.tasks.tokens import TokenClassification, TokenTags
 from indictune.training.evaluation import scores_of_samples
 from tests.models.tiny import words_tokenizer
