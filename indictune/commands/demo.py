@@ -13,10 +13,12 @@ from indictune.commands.serve import ShownModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments, flag
 from indictune.errors import Problems, problem
-from indictune.prediction.chat_model import ChatModel, TooLongError
+from indictune.prediction.chat_model import ChatModel, TooLongError, open_chat_model
 from indictune.prediction.labelled_rows import as_records, label, text_batch
-from indictune.prediction.served_classifier import Classifier
+from indictune.prediction.served_classifier import Classifier, load_served_classifier
+from indictune.serving import gradio_pages
 from indictune.serving.gradio_pages import Answer, Classify, Message, Reply
+from indictune.serving.space_folder import holds_language_model, write_space
 from indictune.versions import check_extra
 
 
@@ -84,26 +86,18 @@ class DemoFlags(ShownModelArguments):
 
 
 def run_demo(flags: Mapping[str, list[str]]) -> int:
-    """Show a model on a page until a signal ends it, or write the page as a Space; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, the address and the model.
-    """
+    """Show a model on a page until a signal ends it, or write the page as a Space."""
     args = read_arguments(flags, DemoFlags, "model")
     check_extra("demo", "demo", "gradio")
-    from indictune.serving.space_folder import holds_language_model
-
     if args.export is not None or not holds_language_model(Path(args.model)):
         other = "a classifier" if args.export is None else "--export"
         given = [(f"--{name}", value) for name, value in args.of_answers.items()]
         Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
     if args.export is not None:
-        from indictune.serving.space_folder import write_space
-
         write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
         return 0
-    from indictune.serving.server import bound, run_server, warn_of_others
+    from indictune.serving.server import bound, run_server
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
@@ -112,32 +106,20 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     assert listener is not None
     assert page is not None
     with listener:
-        warn_of_others(listener)
         run_server(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
     return 0
 
 
 def demo_app(args: DemoFlags) -> Any:
-    """The application for the kind of model in the folder.
-
-    Raises:
-        UserError: with every problem of the model.
-    """
+    """The application for the kind of model in the folder; a `UserError` with every problem of the model."""
     from fastapi import FastAPI
     from gradio import mount_gradio_app
 
-    from indictune.serving import gradio_pages
-    from indictune.serving.space_folder import holds_language_model
-
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
     if holds_language_model(Path(args.model)):
-        from indictune.prediction.chat_model import open_chat_model
-
         model = open_chat_model(args.model, **args.of_answers, **trust)
         blocks = gradio_pages.chat_page(args.name, reply_with(model))
     else:
-        from indictune.prediction.served_classifier import load_served_classifier
-
         classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
         blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
     footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES

@@ -35,8 +35,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     """Read and check everything up to the model's weights, and print the plan; returns the exit code.
 
     Args:
-        task_name: of the run.
-        argv: the flags of its script.
+        argv: the flags of the task's script.
         environ: of rank 0, as the launcher would set it.
 
     Raises:

@@ -40,11 +40,7 @@ class EvaluateFlags(EvaluationArguments):
 
 
 def run_evaluate(flags: Mapping[str, list[str]]) -> int:
-    """Score a model, or compare two runs; returns the exit code.
-
-    Raises:
-        UserError: as `compare_runs` or `score_public_tasks`. A score on a file reports its problems itself.
-    """
+    """Score a model, or compare two runs."""
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.config.recipe import read_recipe
 
@@ -60,11 +56,7 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
 
 
 def compare_runs(recipe: Recipe) -> int:
-    """Compare the predictions in the folders of two runs; returns the exit code.
-
-    Raises:
-        UserError: a flag of another kind of evaluation, or as `print_comparison`.
-    """
+    """Compare the predictions in the folders of two runs; returns the exit code."""
     from indictune.evaluation.comparison import print_comparison
 
     _refuse_others(recipe, "--compare", ("compare", "json"))
@@ -72,11 +64,7 @@ def compare_runs(recipe: Recipe) -> int:
 
 
 def score_public_tasks(recipe: Recipe) -> int:
-    """Write `lm_eval.json` and print its table; returns the exit code.
-
-    Raises:
-        UserError: the package is missing, another flag is given, there is no such task, or its rows cannot be read.
-    """
+    """Write `lm_eval.json` and print its table; returns the exit code."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("extra-missing", _FLAG, extra="lm-eval", packages="lm-eval")
     _refuse_others(recipe, _FLAG, (*_TAKEN, *(name for name in recipe.values if name.startswith("lm_eval_"))))

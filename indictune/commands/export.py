@@ -56,11 +56,7 @@ def run_export(flags: Mapping[str, list[str]]) -> int:
 
 
 def export_model(args: ExportFlags) -> str:
-    """Write the model to `args.output_dir`. Returns a line for the user.
-
-    Raises:
-        UserError: the model, the format and the environment do not fit together, or as the format's writer.
-    """
+    """Write the model to `args.output_dir`. Returns a line for the user."""
     check_installed, write = _FORMATS[args.format]
     name = f"{args.format}-int8" if args.int8 else args.format
     output_dir = Path(args.output_dir or Path(args.model) / name)

@@ -35,11 +35,7 @@ class InspectFlags(Checked):
 
 
 def run_inspect(flags: Mapping[str, list[str]]) -> int:
-    """Show the health of the rows that the flags name, and some of them; returns the exit code.
-
-    Raises:
-        UserError: all problems of the flags and the rows.
-    """
+    """Show the health of the rows that the flags name, and some of them."""
     recipe, task = task_of_flags(with_flag(flags, "train_file"), InspectFlags)
     recipe.problems.extend(problems_of(recipe.build, InspectFlags))
     if "max_length" not in recipe.values:
@@ -77,11 +73,7 @@ def _fit_max_length(recipe: Any, task: Any) -> None:
 def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: tuple[str, str]) -> str:
     """A training row: where it stands, and its text with `marks` around each token that the loss counts.
 
-    Args:
-        made: the rows.
-        index: of the row, from 0.
-        classes: names of the labels of a classifier, which reads all tokens and learns one label.
-        marks: before and after a token.
+    `classes` are names of the labels of a classifier, which reads all tokens and learns one label.
     """
     row = made.tokens.train[index]
     ids = row["input_ids"]

@@ -76,21 +76,13 @@ class ParityFlags(Checked):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended.
-
-    Attributes:
-        name: of the strategy.
-        processes: that were asked for.
-        folder: of the run.
-        state: of `status.json`: ok, user_error, failed or resumable.
-        message: why it is not ok.
-    """
+    """How the run of a strategy ended."""
 
     name: str
     processes: int
     folder: Path
-    state: str
-    message: str
+    state: str  # of `status.json`: ok, user_error, failed or resumable
+    message: str  # why it is not ok
 
     @property
     def traced(self) -> Traced:
@@ -99,11 +91,7 @@ class Ended:
 
 
 def run_parity(flags: Mapping[str, list[str]]) -> int:
-    """Compare the runs of a recipe; returns the exit code, 1 if a run differs.
-
-    Raises:
-        UserError: all problems of the flags and the recipe, or one process cannot run it.
-    """
+    """Compare the runs of a recipe; exit code 1 if a run differs."""
     own = [each.name for each in fields(ParityFlags)]
     args = read_arguments({name: flags[name] for name in own if name in flags}, ParityFlags, "strategies")
     asked = read_asked({name: words for name, words in flags.items() if name not in own})

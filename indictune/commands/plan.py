@@ -48,11 +48,7 @@ class PlanFlags(MachineArguments):
 
 
 def run_plan(flags: Mapping[str, list[str]]) -> int:
-    """Print which strategy files fit a run; returns the exit code, 1 if nothing fits.
-
-    Raises:
-        UserError: as `ranking_of_flags`, or `plan-not-written`.
-    """
+    """Print which strategy files fit a run; exit code 1 if nothing fits."""
     flags = with_flag(flags, "config")
     flags = {"model_name_or_path" if name == "model" else name: words for name, words in flags.items()}
     args, machine, ranking = ranking_of_flags(flags)
@@ -65,11 +61,7 @@ def run_plan(flags: Mapping[str, list[str]]) -> int:
 
 
 def ranking_of_flags(flags: Mapping[str, list[str]]) -> tuple[PlanFlags, Machine, Ranking]:
-    """The machine that the flags of a plan describe, and its ranking.
-
-    Raises:
-        UserError: all problems of the flags and the recipe; if there are none, those of the model and the rows.
-    """
+    """The machine that the flags of a plan describe, and its ranking. Flags are checked first."""
     recipe, task = task_of_flags(flags, PlanFlags)
     args, machine = _asked(recipe, task, flags)
     recipe, task = _of_model(recipe, task, flags)
@@ -131,11 +123,7 @@ def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:
 
 
 def draw_plan(ranking: Ranking, path: Path) -> None:
-    """Draw a bar for each strategy that can run the plan, with its terms, and a line at what a GPU has for it.
-
-    Raises:
-        UserError: `plan-not-written`.
-    """
+    """Draw a bar for each strategy that can run the plan, with its terms, and a line at what a GPU has for it."""
     from matplotlib.figure import Figure  # slow
 
     found = [each for each in ranking.own if each.memory is not None]
@@ -157,13 +145,8 @@ def draw_plan(ranking: Ranking, path: Path) -> None:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85} if is_cut else None
         axes.text(min(total, end) + (-0.01 if is_cut else 0.01) * end, place, text, va="center",
                   ha="right" if is_cut else "left", fontsize=9, bbox=box)  # fmt: skip
-    axes.axvline(
-        limit,
-        color="black",
-        linestyle="--",
-        linewidth=1.2,
-        label=f"{assumed('of_memory'):.0%} of a GPU: {limit:,.0f} GB",
-    )
+    label = f"{assumed('of_memory'):.0%} of a GPU: {limit:,.0f} GB"
+    axes.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=label)
     axes.set(xlim=(0, end), xlabel="GB of a GPU, estimated")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)

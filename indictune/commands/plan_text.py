@@ -14,7 +14,7 @@ from indictune.commands.ranking import MICRO_BATCHES, Ranking, micro_batch_flag
 from indictune.config.flag_table import SCRIPTS, WORDS, flags_of
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate
-from indictune.planning.hardware import Machine, assumed
+from indictune.planning.hardware import assumed
 from indictune.planning.memory import CALIBRATION, calibration
 from indictune.versions import as_seen_from_here, script, strategies
 
@@ -27,13 +27,7 @@ _TOKENS = 1e6  # for which time is given where no rows are read
 
 
 def plan_text(ranking: Ranking, rates: str, flags: Mapping[str, list[str]]) -> str:
-    """The answer for a terminal, in lines of at most 100 columns.
-
-    Args:
-        ranking: to show.
-        rates: of the machine, in words.
-        flags: that were typed.
-    """
+    """The answer for a terminal, in lines of at most 100 columns; `rates` are of the machine, in words."""
     parts = [*_about(ranking, rates), *_of_best(ranking, flags), *other_methods(ranking), *_rest(ranking)]
     return "\n".join([*parts, f"The estimates are {calibration()}."])
 
@@ -49,16 +43,15 @@ def hours_of_epoch(ranking: Ranking, each: Candidate) -> float:
 def record(ranking: Ranking, rates: str, flags: Mapping[str, list[str]]) -> dict[str, Any]:
     """All numbers: bytes, seconds and rows."""
     plan = ranking.plan
-    run = {
-        "task": ranking.task,
-        "model": plan.model.model_name_or_path,
-        "method": plan.model.method,
-        "global_batch_size": plan.training.global_batch_size,
-        "row_tokens": asdict(ranking.lengths),
-    }
     found = [each for some in ranking.by_method.values() for each in some]
     return {
-        "run": run,
+        "run": {
+            "task": ranking.task,
+            "model": plan.model.model_name_or_path,
+            "method": plan.model.method,
+            "global_batch_size": plan.training.global_batch_size,
+            "row_tokens": asdict(ranking.lengths),
+        },
         "machine": asdict(ranking.machine) | {"rates": rates},
         "calibrated_on_a_gpu": CALIBRATION.exists(),
         "candidates": [_record(ranking, each, flags) for each in found],
@@ -145,17 +138,13 @@ def line(ranking: Ranking, each: Candidate) -> list[str]:
     assert step is not None
     assert node is not None
     assert largest is not None
-    of_tokens = ranking.plan.training.max_tokens_per_device is not None
+    of_tokens, least = ranking.plan.training.max_tokens_per_device is not None, float(assumed("least_step_s"))
     batches = [each.tokens, largest.tokens] if of_tokens else [each.rows, largest.rows]
+    seconds = f"<{least:g}" if step.seconds < least else _short(step.seconds)
     return [
         *(each.strategy, f"{memory.total_bytes / _GB:,.1f}", *(f"{size:,}" for size in batches)),
-        *(_step_time(step.seconds), f"{step.bubble:.0%}", _short(step.sent_bytes / _GB), f"{node.needed / _GB:,.0f}"),
+        *(seconds, f"{step.bubble:.0%}", _short(step.sent_bytes / _GB), f"{node.needed / _GB:,.0f}"),
     ]
-
-
-def _step_time(seconds: float) -> str:
-    least = float(assumed("least_step_s"))
-    return f"<{least:g}" if seconds < least else _short(seconds)
 
 
 def other_methods(ranking: Ranking) -> Iterator[str]:
@@ -208,10 +197,7 @@ def _short(number: float) -> str:
 def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]) -> str:
     """The command, in lines of at most 100 columns if its words allow. On several nodes each one takes it.
 
-    Args:
-        ranking: that has the candidate.
-        each: the candidate.
-        typed: flags of `indictune plan`, with `config` and `model_name_or_path`.
+    `typed` are flags of `indictune plan`, with `config` and `model_name_or_path`.
     """
     flags, machine, own = dict(typed), ranking.machine, ranking.plan.model.method
     recipe = flags.get("config", [])
@@ -226,16 +212,17 @@ def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]
         what = recipe or [next(word for word, name in WORDS.items() if name == ranking.task)]
         launch = {"strategy": [each.strategy], "num_processes": [str(machine.gpus)]}
         return _in_lines(["indictune", "train", *what], launch | asked)
-    start = {"config_file": [str(as_seen_from_here(strategies()[each.strategy]))], **_nodes(machine)}
+    start = {
+        "config_file": [str(as_seen_from_here(strategies()[each.strategy]))],
+        "num_machines": [str(machine.nodes)],
+        "num_processes": [str(machine.gpus)],
+        "machine_rank": ["NODE"],
+        "main_process_ip": ["HOST_OF_NODE_0"],
+        "main_process_port": ["29500"],
+    }
     to_script = ({"config": recipe} if recipe else {}) | {"output_dir": ["FOLDER"]} | asked
     named = str(as_seen_from_here(script(SCRIPTS[ranking.task])))
     return f"{_in_lines(['accelerate', 'launch'], start)} \\\n    {_in_lines([named], to_script)}"
-
-
-def _nodes(machine: Machine) -> dict[str, list[str]]:
-    given = {"num_machines": machine.nodes, "num_processes": machine.gpus}
-    texts = {"machine_rank": "NODE", "main_process_ip": "HOST_OF_NODE_0", "main_process_port": "29500"}
-    return {name: [str(value)] for name, value in (given | texts).items()}
 
 
 def _in_lines(start: Sequence[str], flags: Mapping[str, Sequence[str]]) -> str:

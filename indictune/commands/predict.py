@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,11 +62,7 @@ class PredictFlags(TextFileArguments):
 
 
 def run_predict(flags: Mapping[str, list[str]]) -> int:
-    """Label texts with a finished run's classifier; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, the model and the file.
-    """
+    """Label texts with a finished run's classifier."""
     rank = rank_of(os.environ)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     try:
@@ -96,10 +92,7 @@ def _predict(asked: PredictFlags) -> None:
         assert served is not None
         classifier = Classifier(served, asked.max_tokens_per_device)
         if source is None:
-            if asked.text:
-                windows: Iterable[pa.RecordBatch] = [text_batch(asked.text)]
-            else:
-                windows = standard_input()
+            windows = iter([text_batch(asked.text)]) if asked.text else standard_input()
             _answer(windows, classifier, asked.output_file)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
@@ -120,13 +113,7 @@ def _check_launch(asked: PredictFlags) -> None:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file whose rows were read once.
-
-    Attributes:
-        file: of the texts.
-        rows: how many there are.
-        bad: the rows that cannot be read.
-    """
+    """A file whose rows were read once: how many there are, and which cannot be read."""
 
     file: TextFile
     rows: int
@@ -134,11 +121,7 @@ class InputFile:
 
     @classmethod
     def of(cls, file: TextFile, bad: BadRows) -> InputFile:
-        """Read a file to its end, so that it is refused before the weights are read.
-
-        Raises:
-            UserError: with every problem of the file.
-        """
+        """Read a file to its end, so that it is refused before the weights are read."""
         with attributed_to("--input_file"):
             rows = sum(batch.num_rows for batch in file.windows(bad))
             bad.finish(rows)
@@ -151,7 +134,7 @@ class InputFile:
         return self.file.windows(BadRows(self.file.path, self.bad.skips_damage))
 
 
-def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
+def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
     labelled = (label(classifier, window) for window in windows)
     if output is not None:
         write_output(Path(output), labelled)

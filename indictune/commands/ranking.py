@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 from warnings import catch_warnings
 
 import torch
 
+from indictune.commands.prepare import read_and_tokenise
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
 from indictune.config.read_words import read_flags
@@ -16,7 +17,7 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of, text_lengths
 from indictune.distributed.vocabulary_choice import count_active_rows
-from indictune.errors import Problems, UserError, problems_of
+from indictune.errors import Problems, UserError
 from indictune.models.config_shapes import meta_model
 from indictune.models.load import check_max_length, stored_quantisation
 from indictune.planning.candidates import Candidate, candidates, unknown_lengths
@@ -35,20 +36,13 @@ _METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 
 @dataclass(frozen=True)
 class Ranking:
-    """The strategy files for a run.
-
-    Attributes:
-        task: of the run.
-        plan: of the run, without a launch.
-        machine: that it runs on.
-        lengths: of the training rows.
-        by_method: candidates, those that fit first, the fastest of them first; the run's own method comes first.
-    """
+    """The strategy files for a run."""
 
     task: str
-    plan: AnyPlan
+    plan: AnyPlan  # without a launch
     machine: Machine
-    lengths: RowLengths
+    lengths: RowLengths  # of the training rows
+    # Those that fit first, the fastest of them first; the run's own method comes first.
     by_method: Mapping[str, Sequence[Candidate]]
 
     @property
@@ -69,8 +63,6 @@ def rank(
 
     Args:
         plan: of the run, without a launch. It has a model configuration.
-        task: of the run.
-        machine: that it runs on.
         all_methods: whether the other methods are ranked too.
         asked: the micro-batch; None: the fastest that fits.
 
@@ -98,21 +90,16 @@ def rank(
 
 def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLengths, int | None]:
     """The plan with the length that was found, the lengths of its rows, and the rows of its active vocabulary."""
-    config = plan.model_config
-    assert config is not None
-    problems = Problems(problems_of(check_max_length, config, plan.data.max_length))
     if not any(plan.configuration.get(name) for name in SOURCES):
-        problems.raise_any()
+        assert plan.model_config is not None
+        check_max_length(plan.model_config, plan.data.max_length)
         return plan, unknown_lengths(plan), None
-    inputs = task.open(cast(Any, plan), problems)
-    rows = task.read(cast(Any, plan), inputs, problems)
-    problems.raise_any()
-    tokens = task.tokenise(cast(Any, plan), rows)
-    plan = plan.with_max_length(tokens.max_length)
+    made = read_and_tokenise(plan, Problems(), task)
+    tokens, plan = made.tokens, plan.with_max_length(made.tokens.max_length)
     of_rows, of_texts = lengths_of(tokens.train).double(), text_lengths(tokens.train).double()
     attended = float(of_texts.square().sum() / of_texts.sum())
     lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
-    return plan, lengths, count_active_rows(plan, tokens.datasets, cast(Any, inputs.tokenizer))
+    return plan, lengths, count_active_rows(plan, tokens.datasets, made.rows.tokenizer)
 
 
 def micro_batch_name(plan: AnyPlan) -> str:
@@ -128,14 +115,7 @@ def micro_batch_flag(ranking: Ranking, each: Candidate) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to start.
-
-    Attributes:
-        strategy: name of its file.
-        processes: to start.
-        flags: of the micro-batch, by name.
-        reason: for it, in one line.
-    """
+    """The strategy file and the number of processes to start, flags of the micro-batch, and the reason in a line."""
 
     strategy: str
     processes: int
@@ -147,8 +127,7 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     """The fastest strategy that fits this machine. A micro-batch that was typed is kept, and on a CPU the recipe's.
 
     Args:
-        task_name: of the run.
-        words: the flags of its script.
+        words: the flags of the task's script.
         processes: that were asked for; None: one for each GPU, or one on the CPU.
 
     Raises:

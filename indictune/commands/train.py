@@ -53,15 +53,7 @@ class TrainFlags(Checked):
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user typed.
-
-    Attributes:
-        task: of the run.
-        recipe: its path; None without one.
-        content: of the recipe.
-        flags: for the script, as name and words.
-        launch: how it is started.
-    """
+    """What the user typed: a recipe and its content, flags for the script as name and words, and how it is started."""
 
     task: str
     recipe: Path | None
@@ -77,22 +69,15 @@ class Asked:
 
     def words(self) -> list[str]:
         """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
-        recipe = [] if self.recipe is None else ["--config", str(self.recipe)]
-        return recipe + [
-            word
-            for name, values in self.flags.items()
-            for word in (
-                [f"--{name}={values[0]}"] if len(values) == 1 and values[0][:1] == "-" else [f"--{name}", *values]
-            )
-        ]
+        words = [] if self.recipe is None else ["--config", str(self.recipe)]
+        for name, values in self.flags.items():
+            is_signed = len(values) == 1 and values[0].startswith("-")
+            words += [f"--{name}={values[0]}"] if is_signed else [f"--{name}", *values]
+        return words
 
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
-    """Start the run that the flags describe; returns its exit code.
-
-    Raises:
-        UserError: all problems of names, recipe and strategy.
-    """
+    """Start the run that the flags describe."""
     asked = chosen(with_defaults(read_asked(flags)))
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
@@ -113,11 +98,7 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
 
 
 def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
-    """Read the flags, as words or split already, and the recipe, without the libraries of a run.
-
-    Raises:
-        UserError: an unknown name, a recipe that cannot be read, or a task that is not given.
-    """
+    """Read the flags, as words or split already, and the recipe, without the libraries of a run."""
     flags = read_flags(given)
     bare = flags.pop("", [])
     tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
@@ -176,9 +157,8 @@ def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
     """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
     if launcher.machines > 1:
         typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
-        line = shlex.join(typed)
-        last = launcher.machines - 1
-        raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
+        details = {"last": launcher.machines - 1, "line": shlex.join(typed)}
+        raise UserError("several-machines", "--strategy", launcher.config_file, **details)
 
 
 def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:

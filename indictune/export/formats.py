@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -33,6 +31,7 @@ from indictune.errors import UserError
 from indictune.files import EXPORTED, write_json
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.builtin import sample_rows
+from indictune.models.config_shapes import KINDS
 from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.task_models import class_names
 from indictune.models.trusted_files import first_line
@@ -45,11 +44,7 @@ FILE = "model.gguf"
 
 
 def check_converter() -> None:
-    """Refuse a machine without the converter.
-
-    Raises:
-        UserError: `export-needs-converter`.
-    """
+    """Refuse a machine without the converter, by `export-needs-converter`."""
     if _converter() is None:
         raise UserError("export-needs-converter", "--format", "gguf", converter=CONVERTER)
 
@@ -60,11 +55,7 @@ def _converter() -> str | None:
 
 
 def write_gguf(args: ExportedModelArguments, source: Path, folder: Path) -> str:
-    """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user.
-
-    Raises:
-        UserError: `export-not-converted`.
-    """
+    """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user."""
     file, precision = folder / FILE, "q8_0" if args.int8 else "auto"
     command = [str(_converter()), str(source), "--outfile", str(file), "--outtype", precision]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,30 +73,19 @@ _MOST_TEXTS = 1_000
 _BATCH_ROWS = 16
 _ROUNDING = 1e-3  # the order of the sums differs in float32, and with it the last digits of a logit
 _LARGEST_FILE_BYTES = 1_800_000_000  # protobuf holds 2 GB; larger weights stand in model.onnx.data
-_HEADS: dict[str, type[Any]] = {
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-    "ForTokenClassification": AutoModelForTokenClassification,
-}
+_HEADS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 class Agreement(NamedTuple):
-    """How two classifiers agree.
-
-    Attributes:
-        equal: texts with equal labels; of a classifier of tokens, with equal labels of all tokens.
-    """
+    """How two classifiers agree."""
 
     texts: int
-    equal: int
+    equal: int  # texts with equal labels; of a classifier of tokens, with equal labels of all tokens
     largest_difference: float
 
 
 def check_onnx_packages() -> None:
-    """Refuse an environment without the packages.
-
-    Raises:
-        UserError: `extra-missing`.
-    """
+    """Refuse an environment without the packages, by `extra-missing`."""
     check_extra("export --format onnx", "export", *PACKAGES)
 
 
@@ -137,10 +117,10 @@ def write_onnx(args: ExportedModelArguments, source: Path, folder: Path) -> str:
 def _model(args: ExportedModelArguments, source: Path) -> PreTrainedModel:
     """The model in float32, with attention in plain operators."""
     names = trained_config(ModelArguments(str(source), trust_remote_code=args.trust_remote_code)).architectures or []
-    kind = next((kind for head, kind in _HEADS.items() if any(name.endswith(head) for name in names)), None)
-    if kind is None:
+    head = next((head for head in _HEADS if any(name.endswith(head) for name in names)), None)
+    if head is None:
         raise UserError("export-not-a-classifier", "--model", args.model, found=", ".join(names) or "none")
-    model: Any = load_trained(source, args.trust_remote_code, args.trust_checkpoint, "cpu", kind)
+    model: Any = load_trained(source, args.trust_remote_code, args.trust_checkpoint, "cpu", KINDS[head][0])
     model.set_attn_implementation("eager")
     traced: PreTrainedModel = model.eval()
     return traced
@@ -194,11 +174,7 @@ def _round_to_8_bit(graph: Path) -> None:
 
 
 def texts_to_compare(args: ExportedModelArguments, source: Path, config: PreTrainedConfig) -> tuple[list[str], int]:
-    """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text.
-
-    Raises:
-        UserError: the file cannot be read, or holds no text.
-    """
+    """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text."""
     asked = TextFileArguments(model=str(source), input_file=args.input_file)
     reading = reading_of(asked, config)
     if args.input_file is None:
@@ -245,11 +221,9 @@ def compare_labels(
 def _equal(config: PreTrainedConfig, expected: np.ndarray, found: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Whether the logits of each row mean the same, bool [rows]; `kept` marks the tokens [rows, tokens]."""
     if expected.ndim == 3:
-        same: np.ndarray = ((expected.argmax(-1) == found.argmax(-1)) | ~kept).all(1)
-        return same
+        return np.asarray(((expected.argmax(-1) == found.argmax(-1)) | ~kept).all(1))
     if config.problem_type == REGRESSION:
-        near: np.ndarray = np.abs(expected - found)[:, 0] <= _ROUNDING
-        return near
+        return np.asarray(np.abs(expected - found)[:, 0] <= _ROUNDING)
     names = class_names(config)
     labels = (labels_and_scores(config, names, logits)["label"].to_pylist() for logits in (expected, found))
     return np.array([ours == theirs for ours, theirs in zip(*labels, strict=True)])

@@ -28,18 +28,12 @@ END_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Base:
-    """The base of an adapter.
-
-    Attributes:
-        revision: branch, tag or commit, as the user named it.
-        commit_hash: the commit of `revision` during the training; None if unknown.
-        fingerprint: of a folder's weights during the training; None for a model of the Hub, or if unknown.
-    """
+    """The base of an adapter."""
 
     name: str
-    revision: str
-    commit_hash: str | None = None
-    fingerprint: str | None = None
+    revision: str  # branch, tag or commit, as the user named it
+    commit_hash: str | None = None  # of `revision` during the training; None if unknown
+    fingerprint: str | None = None  # of a folder's weights during the training; None for the Hub, or if unknown
 
 
 def config_file(folder: str | Path) -> Path:
@@ -69,11 +63,7 @@ def record_base(
 
 
 def base_of(adapter_folder: str | Path) -> Base:
-    """The base of an adapter, from its record, or from `adapter_config.json` if another tool made the adapter.
-
-    Raises:
-        UserError: `base-record-unreadable`.
-    """
+    """The base of an adapter, by its record, or by `adapter_config.json`; else `base-record-unreadable`."""
     record = Path(adapter_folder) / RECORD
     path = record if record.is_file() else Path(adapter_folder) / ADAPTER_CONFIG
     try:
@@ -198,11 +188,7 @@ def add_lora(
 
 
 def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
-    """Refuse to push an adapter on a local base: its files and card would name a path of this machine.
-
-    Raises:
-        UserError: `push-of-local-base`.
-    """
+    """Refuse to push an adapter on a local base (`push-of-local-base`): its files name a path of this machine."""
     if push_to_hub and args.method != "full" and Path(builtin.resolve(args.model_name_or_path)).is_dir():
         raise UserError("push-of-local-base", "--push_to_hub", model=args.model_name_or_path)
 

@@ -32,18 +32,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """How many parameters a model has.
+    """How many parameters a model has."""
 
-    Attributes:
-        total: all of them, each shared one once, adapters included.
-        trained: those that get gradients.
-        packed: those that `--method qlora` keeps in 4 bit.
-        looked_up: those that no token is multiplied by: embeddings, without one that is the output layer too.
-    """
-
-    total: int
-    trained: int
-    packed: int = 0
+    total: int  # each shared one once, adapters included
+    trained: int  # those that get gradients
+    packed: int = 0  # those that `--method qlora` keeps in 4 bit
+    # Those that no token is multiplied by: embeddings, without one that is the output layer too.
     looked_up: int = field(default=0, compare=False)
 
     @property
@@ -54,17 +48,11 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A model on the device `meta`, which has shapes and no values.
-
-    Attributes:
-        whole: the model, in its adapter if the method has one.
-        packed: weights that `--method qlora` keeps in 4 bit.
-        looked_up: tables that no token is multiplied by.
-    """
+    """A model on the device `meta`, which has shapes and no values: whole, in its adapter if the method has one."""
 
     whole: nn.Module
-    packed: Collection[Tensor]
-    looked_up: Collection[Tensor]
+    packed: Collection[Tensor]  # weights that `--method qlora` keeps in 4 bit
+    looked_up: Collection[Tensor]  # tables that no token is multiplied by
 
     @property
     def own(self) -> PreTrainedModel:

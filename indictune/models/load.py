@@ -73,11 +73,7 @@ POSITIONS_AFTER_PADDING = frozenset(
 
 
 def check_max_length(config: PreTrainedConfig, max_length: int | str) -> None:
-    """Refuse texts that are longer than the model's positions. `auto` keeps within them.
-
-    Raises:
-        UserError: `max-length-over-positions`.
-    """
+    """Refuse texts longer than the model's positions (`max-length-over-positions`). `auto` keeps within them."""
     positions = positions_of(config)
     if positions is not None and isinstance(max_length, int) and max_length > positions:
         given = "--max_length", max_length
@@ -127,11 +123,7 @@ def without_adapter(model: nn.Module) -> Any:
 
 
 def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
-    """The configuration of a model that is trusted.
-
-    Raises:
-        UserError: the configuration is unreadable or not trusted, or `adapter-as-model`.
-    """
+    """The configuration of a model that is trusted; else a `UserError`, such as `adapter-as-model`."""
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     with explained(args, Exception, flag=flag):
@@ -150,7 +142,6 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     """The configuration of a model to train, before any weights are read.
 
     Args:
-        args: name the model.
         known: transformers' mapping of the configurations that have a model for the task.
         task: name of such a model, for messages.
 
@@ -209,11 +200,7 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
 
 
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
-    """The model's tokenizer as it is, if it is trusted.
-
-    Raises:
-        UserError: the tokenizer is unreadable or not trusted; or `chat-template-name`.
-    """
+    """The model's tokenizer as it is, if it is trusted; else a `UserError`, such as `chat-template-name`."""
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
@@ -303,11 +290,7 @@ def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
 def check_vocabulary(
     args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
 ) -> None:
-    """Refuse a tokenizer with token ids beyond the rows of the model's embedding. Ids may have gaps.
-
-    Raises:
-        UserError: `token-id-without-row`.
-    """
+    """Refuse token ids beyond the rows of the model's embedding (`token-id-without-row`). Ids may have gaps."""
     rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:

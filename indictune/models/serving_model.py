@@ -60,12 +60,6 @@ def cleaning_steps() -> list[normalizers.Normalizer]:
     ]
 
 
-def cut_after(characters: int, counts_spaces: bool) -> normalizers.Normalizer:
-    """Drop what follows the first `characters` of a cleaned text."""
-    each = "." if counts_spaces else " ?[^ ]"
-    return _replace(rf"(?m)\A(?>(?:{each}){{{characters}}})\K.+", "")
-
-
 def _hashtags() -> list[normalizers.Normalizer]:
     """Hashtags become their words. `\\K` keeps what was matched before it, and `\\G` is the end of the last match."""
     return [
@@ -104,18 +98,12 @@ _PROBES = (
 def serve_as_trained(
     folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int
 ) -> None:
-    """Let the tokenizer saved in a folder clean texts, and cut them to `max_length` tokens.
+    """Let the tokenizer saved in a folder clean texts, and cut them to `max_length` tokens, special ones included.
 
     transformers cuts only where it is asked to (`truncation=True`). Otherwise a long text would have more tokens than
     the model has positions, which ends in a crash: such a text is cut by its characters.
 
     A tokenizer that cannot clean stays as it was, and gets the length alone.
-
-    Args:
-        folder: holds the saved tokenizer.
-        tokenizer: of the training, which was given cleaned texts.
-        config: of the model.
-        max_length: of the training, special tokens included.
     """
     settings_file, backend_file = folder / "tokenizer_config.json", folder / "tokenizer.json"
     settings = json.loads(settings_file.read_text(encoding="utf-8")) | {"model_max_length": max_length}
@@ -172,7 +160,8 @@ def _cut(
     characters = positions - tokenizer.num_special_tokens_to_add() - (model["type"] == "Unigram")
     if characters < _LEAST_CHARACTERS_PER_TOKEN * max_length:
         return []
-    return [cut_after(characters, counts_spaces=model["type"] == "Unigram")]
+    each = "." if model["type"] == "Unigram" else " ?[^ ]"
+    return [_replace(rf"(?m)\A(?>(?:{each}){{{characters}}})\K.+", "")]  # drops what follows them
 
 
 def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> bool:
@@ -256,11 +245,7 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def pack_weights(model: Any) -> None:
-    """Replace all linear layers. The model then has no weights to train or to save.
-
-    Args:
-        model: of transformers, without an adapter around it, for which `can_pack` holds.
-    """
+    """Replace all linear layers, if `can_pack`. The model then has no weights to train or to save."""
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is nn.Linear:

@@ -69,20 +69,13 @@ def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
     """The order of the label ids: the checkpoint's if its head has exactly these labels, else as given.
 
     So a head that was trained for the same labels keeps its meaning.
-
-    Raises:
-        UserError: `label-ids-not-consecutive`.
     """
     known = _known_labels(config)
     return known if sorted(known) == sorted(labels) else list(labels)
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """The label of each class id, in the order of the ids. A config.json may list them in another order.
-
-    Raises:
-        UserError: `label-ids-not-consecutive`.
-    """
+    """The label of each class id, in the order of the ids; `label-ids-not-consecutive` if an id is missing."""
     names = cast(dict[int, object], config.id2label or {})
     if sorted(names) != list(range(len(names))):
         ids = ", ".join(map(str, sorted(names)))
@@ -290,11 +283,7 @@ def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
 
 
 def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Check a causal model's shapes, before any weights are read.
-
-    Raises:
-        UserError: as `check_shapes`, or `lora-on-output-layer`.
-    """
+    """Check a causal model's shapes, before any weights are read; or `lora-on-output-layer`."""
     if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
         # TRL computes the loss from the layer's own weight and ignores the matrices.
         raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)
@@ -302,11 +291,7 @@ def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Refuse to pack rows if documents of one pack could see each other.
-
-    Raises:
-        UserError: `packing-impossible`.
-    """
+    """Refuse to pack rows if documents of one pack could see each other. Raises `packing-impossible`."""
     reason = why_not_joined(args, config, PACKED_MODELS, PACKED_ATTENTION)
     if reason is not None:
         raise UserError("packing-impossible", "--packing", "true", reason=reason)

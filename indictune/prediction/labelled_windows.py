@@ -35,9 +35,7 @@ _TELL_EVERY_S = 30.0
 class LabelledWindows:
     """Labelled windows in a hidden folder next to the output, one file each. All ranks share the folder.
 
-    Args:
-        output: gets all rows in the end.
-        job: all that the labels depend on; windows of another job are dropped.
+    `job` is all that the labels depend on; windows of another job are dropped.
     """
 
     def __init__(self, output: Path, job: Mapping[str, Any], count: int) -> None:
@@ -47,11 +45,7 @@ class LabelledWindows:
         self._job = json.dumps(job, ensure_ascii=False, sort_keys=True)
 
     def open(self) -> None:
-        """On rank 0: make the folder, or keep the windows of a killed command that was the same.
-
-        Raises:
-            UserError: the folder cannot be written to, or another command writes there.
-        """
+        """On rank 0: make the folder, or keep the windows of a killed command that was the same."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -71,11 +65,7 @@ class LabelledWindows:
             return False
 
     def wait_until_open(self) -> bool:
-        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile.
-
-        Raises:
-            UserError: `predict-without-rank-0`.
-        """
+        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile."""
         since = time.monotonic()
         while not self.is_open():
             if self.output.exists():
@@ -95,11 +85,7 @@ class LabelledWindows:
         return sum(name.endswith(_WINDOW) for name in os.listdir(self.folder))
 
     def put(self, number: int, batch: pa.RecordBatch) -> None:
-        """Keep a labelled window, whole or not at all.
-
-        Raises:
-            UserError: the disk does not take it.
-        """
+        """Keep a labelled window, whole or not at all."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -107,18 +93,11 @@ class LabelledWindows:
             self._write(self._path(number).name, sink.getvalue())
 
     def finish(self) -> None:
-        """Write the output, whole or not at all, and remove the folder.
-
-        Raises:
-            UserError: the disk does not take it.
-        """
+        """Write the output, whole or not at all, and remove the folder."""
+        batches = (batch for number in range(self.count) for batch in stored_batches(self._path(number)))
         with self.writing():
-            _write_whole(self.output, self.folder / "output", self._batches())
+            _write_whole(self.output, self.folder / "output", batches)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for number in range(self.count):
-            yield from stored_batches(self._path(number))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}{_WINDOW}"
@@ -134,11 +113,7 @@ class LabelledWindows:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A block that writes. If the disk refuses, only whole windows are left.
-
-        Raises:
-            UserError: `output-not-written`.
-        """
+        """A block that writes. If the disk refuses (`output-not-written`), only whole windows are left."""
         try:
             yield
         except OSError as error:
@@ -152,11 +127,7 @@ class LabelledWindows:
 
 
 def check_output(path: str) -> None:
-    """Refuse an output that exists, of an unknown kind, or in no folder.
-
-    Raises:
-        UserError: one of these.
-    """
+    """Refuse an output that exists, of an unknown kind, or in no folder."""
     writer_of(path)
     output = Path(path)
     check_outside_checkpoints(output, FLAG)
@@ -167,11 +138,7 @@ def check_output(path: str) -> None:
 
 
 def write_output(output: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write labelled rows, whole or not at all.
-
-    Raises:
-        UserError: `output-not-written`.
-    """
+    """Write labelled rows, whole or not at all; `output-not-written` if the disk refuses."""
     try:
         _write_whole(output, output.with_name(f".{output.name}.{os.getpid()}"), batches)
     except OSError as error:
@@ -192,12 +159,7 @@ def _write_whole(output: Path, unfinished: Path, batches: Iterable[pa.RecordBatc
 
 
 class LabellingProgress:
-    """The progress of one command, on standard error.
-
-    Args:
-        done: rows that an earlier, killed command has labelled.
-        is_shown: whether this process shows it.
-    """
+    """The progress of one command, on standard error; `done` rows are those of an earlier, killed command."""
 
     def __init__(self, rows: int, done: int, is_shown: bool) -> None:
         self._rows = rows

@@ -46,36 +46,25 @@ TOKENS_ON_ACCELERATOR = 32_768
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts are read, as in training unless a flag says otherwise.
-
-    Attributes:
-        language_column: column with the language; None takes `language` if it exists, else detects it.
-        max_length: tokens of a text, or of a window, at most; special ones included.
-        temperature: by which logits are divided.
-    """
+    """How texts are read, as in training unless a flag says otherwise."""
 
     text_column: str
-    language_column: str | None
-    max_length: int
+    language_column: str | None  # None takes `language` if it exists, else detects it
+    max_length: int  # tokens of a text, or of a window, at most; special ones included
     long_text: LongText
     bf16: bool
     fp16: bool
-    temperature: float = 1.0
+    temperature: float = 1.0  # by which logits are divided
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A finished run's classifier before its weights are read.
-
-    Attributes:
-        labels: names, in the order of the class ids.
-        tokenizer: of the model, for cleaned texts.
-    """
+    """A finished run's classifier before its weights are read."""
 
     args: ModelArguments
     config: PreTrainedConfig
-    labels: list[str]
-    tokenizer: PreTrainedTokenizerBase
+    labels: list[str]  # in the order of the class ids
+    tokenizer: PreTrainedTokenizerBase  # for cleaned texts
     reading: Reading
 
 
@@ -97,17 +86,11 @@ def served_model(asked: ClassifierArguments, problems: Problems) -> ServedModel 
 
 
 def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
-    """How the training of a model read texts, by its `recipe.yaml`; flags override it.
-
-    Raises:
-        UserError: the recipe is unreadable, `--max_length` exceeds the model's positions, or the run fitted no
-            temperature.
-    """
+    """How the training of a model read texts, by its `recipe.yaml`; flags override it."""
     temperature = getattr(config, TEMPERATURE, None) if asked.calibrated else 1.0
     if temperature is None:
         raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
-    trained = configuration_of(Path(asked.model))
-    trained = recorded_reading(config) | trained
+    trained = recorded_reading(config) | configuration_of(Path(asked.model))
     default = unresolved(TextArguments, trained)
     max_length = asked.max_length or trained.get("max_length")
     if max_length is None:  # as after `indictune merge`, which keeps no recipe
@@ -125,11 +108,7 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
 
 
 def classifier_config(model: ModelArguments) -> PreTrainedConfig:
-    """The configuration of a finished classifier.
-
-    Raises:
-        UserError: the folder holds no model, an unfinished run, or a model of another task.
-    """
+    """The configuration of a finished classifier; a `UserError` for no model, an unfinished run or another task."""
     folder = Path(model.model_name_or_path)
     check_finished(folder)
     config = trained_config(model)
@@ -142,11 +121,7 @@ def classifier_config(model: ModelArguments) -> PreTrainedConfig:
 
 
 def check_finished(folder: Path) -> None:
-    """Refuse a run that has not ended: its model may be missing, or that of an earlier run.
-
-    Raises:
-        UserError: `run-not-finished`, or `no-model`.
-    """
+    """Refuse a run that has not ended (`run-not-finished`, `no-model`): its model may be an earlier run's."""
     is_run = any(any(folder.glob(pattern)) for pattern in _OF_A_RUN)
     if not config_file(folder).is_file():
         raise UserError("run-not-finished" if is_run else "no-model", "--model", folder, missing="config.json")
@@ -155,14 +130,7 @@ def check_finished(folder: Path) -> None:
 
 
 class Classifier:
-    """A finished run's classifier, ready to label texts.
-
-    Args:
-        max_tokens: of a batch, padding included.
-
-    Raises:
-        UserError: the weights are unreadable, or do not fit the tokenizer.
-    """
+    """A finished run's classifier, ready to label texts. `max_tokens` are those of a batch, padding included."""
 
     def __init__(self, served: ServedModel, max_tokens: int | None = None) -> None:
         self.served = served
@@ -232,15 +200,12 @@ class Classifier:
 
 
 def cut_by_tokens(lengths: np.ndarray, max_tokens: int, padded: bool) -> Iterator[np.ndarray]:
-    """Cut rows into batches of rows of like length, the longest first.
+    """The numbers of the rows of each batch, int64 [rows of the batch], of rows of like length, the longest first.
 
     Args:
         lengths: tokens of each row, int64 [rows]. Rows without tokens are in no batch.
         max_tokens: of a batch, padding included; a longer row is alone.
         padded: whether rows are padded to the longest of their batch.
-
-    Yields:
-        The numbers of a batch's rows, int64 [rows of the batch].
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
@@ -271,11 +236,7 @@ def _device() -> torch.device:
 
 
 def load_served_classifier(asked: ClassifierArguments) -> Classifier:
-    """The classifier that the flags name.
-
-    Raises:
-        UserError: with every problem of the model.
-    """
+    """The classifier that the flags name; a `UserError` with every problem of the model."""
     problems = Problems()
     served = served_model(asked, problems)
     problems.raise_any()

@@ -66,20 +66,13 @@ _MOST_NAMED = 16  # and whose rows have names
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a page.
+    """A picture of a page."""
 
-    Attributes:
-        name: of its PNG, without the ending.
-        alt: what it shows, in words.
-        svg: in the page's colours.
-        png: the light one.
-    """
-
-    name: str
+    name: str  # of its PNG, without the ending
     title: str
-    alt: str
-    svg: Markup
-    png: bytes
+    alt: str  # what it shows, in words
+    svg: Markup  # in the page's colours
+    png: bytes  # the light one
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,7 @@ from huggingface_hub import SpaceCardData
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.files import write_whole
+from indictune.files import json_or_nothing, write_whole
 from indictune.hub.card import CARD
 from indictune.hub.card_facts import is_hub_name
 from indictune.hub.public_text import escaped
@@ -48,10 +47,7 @@ The texts that you type stay on the machine that runs the page.
 
 
 def write_space(model: Path, target: Path) -> None:
-    """Write app, requirements, README and the model's files, all or nothing.
-
-    Args:
-        target: a new or an empty folder.
+    """Write app, requirements, README and the model's files into a new or an empty folder, all or nothing.
 
     Raises:
         UserError: the folder holds no finished model or an adapter, or the target is not empty or cannot be written.
@@ -116,6 +112,4 @@ def _readme(model: Path, title: str) -> str:
 
 def holds_language_model(folder: Path) -> bool:
     """Whether the folder holds a language model. A folder without a model does not."""
-    with suppress(OSError, ValueError, AttributeError):  # whoever reads the model reports these
-        return continues_texts(json.loads(config_file(folder).read_text(encoding="utf-8")).get("architectures"))
-    return False
+    return continues_texts(json_or_nothing(config_file(folder)).get("architectures"))

@@ -44,21 +44,13 @@ def row_facts(dataset: Dataset, scripts: Scripts) -> RowFacts:
 
 
 class Objective(ABC):
-    """How a model of one task is trained and scored.
+    """How a model of one task is trained and scored."""
 
-    Attributes:
-        kind: transformers' Auto class of the model.
-        dtype: of the weights of a saved model, unless they are quantised.
-        METRICS: scores of all rows and of each language, in `metrics.json` and in tables.
-        loss: of a micro-batch; None if the trainer has its own.
-        keeps_scores: whether `measure` keeps all that `predictions` and `breakdown` need.
-    """
-
-    kind: type[Any]
-    dtype = torch.float32
-    METRICS: tuple[str, ...] = ()
-    loss: SharedLoss | None = None
-    keeps_scores: bool = False
+    kind: type[Any]  # transformers' Auto class of the model
+    dtype = torch.float32  # of the weights of a saved model, unless they are quantised
+    METRICS: tuple[str, ...] = ()  # scores of all rows and of each language, in `metrics.json` and in tables
+    loss: SharedLoss | None = None  # of a micro-batch; None if the trainer has its own
+    keeps_scores: bool = False  # whether `measure` keeps all that `predictions` and `breakdown` need
 
     @abstractmethod
     def collator(self, evaluating: bool) -> Collator:
@@ -119,19 +111,11 @@ class Origins:
 
 @dataclass(frozen=True)
 class Samples:
-    """Conversations whose last answer the model writes itself.
+    """Conversations whose last answer the model writes itself."""
 
-    Attributes:
-        split: that they come from.
-        chats: with the right answers.
-        rows: of the split's dataset; None for training rows, which are not scored.
-        template: of the chats.
-        max_new_tokens: limit of an answer.
-    """
-
-    split: str
-    chats: Sequence[list[Message]]
-    rows: Dataset | None
+    split: str  # that they come from
+    chats: Sequence[list[Message]]  # with the right answers
+    rows: Dataset | None  # of the split's dataset; None for training rows, which are not scored
     template: str
     max_new_tokens: int
 
@@ -154,46 +138,29 @@ class TestTokens:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What rows are read from.
+    """What rows are read from."""
 
-    Attributes:
-        tokenizer: of the model; None if it was refused.
-        sources: of the rows, by split; None if they were refused.
-        checkpoint: that the run resumes from, as far as this node's disk shows it.
-    """
-
-    tokenizer: Tokenizer | None
-    sources: Mapping[str, Any] | None
-    checkpoint: Path | None = None
+    tokenizer: Tokenizer | None  # None if it was refused
+    sources: Mapping[str, Any] | None  # of the rows, by split; None if they were refused
+    checkpoint: Path | None = None  # that the run resumes from, as far as this node's disk shows it
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokenised rows of each split: columns `input_ids`, `labels`, `length`, `language`, among others.
-
-    Attributes:
-        row_location: the `file:line` of a training row, given by its number.
-        origins: of the rows of each split, as far as the task knows them.
-        folder: of the cached rows, with those that were left out; None without a cache.
-        summary: a table for the user, or empty.
-        max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
-        scores: `group_scores` of the task.
-        labels: that have scores of their own: labels, or kinds of entity.
-        health: of the rows; None if the task does not measure it.
-    """
+    """The tokenised rows of each split: columns `input_ids`, `labels`, `length`, `language`, among others."""
 
     train: Dataset
     validation: Dataset | None
     test: Dataset | None
-    row_location: Callable[[int], str]
-    folder: Path | None = None
+    row_location: Callable[[int], str]  # the `file:line` of a training row, given by its number
+    folder: Path | None = None  # of the cached rows, with those that were left out; None without a cache
     notes: Sequence[str] = ()
-    summary: str = ""
-    max_length: int | None = None
-    origins: Mapping[str, Origins] = field(default_factory=dict)
-    scores: Sequence[str] = ()
-    labels: Sequence[str] = ()
-    health: RowHealth | None = None
+    summary: str = ""  # a table for the user
+    max_length: int | None = None  # most tokens that a text was cut to, or of a window; None: as the flag says
+    origins: Mapping[str, Origins] = field(default_factory=dict)  # of each split, as far as the task knows them
+    scores: Sequence[str] = ()  # `group_scores` of the task
+    labels: Sequence[str] = ()  # that have scores of their own: labels, or kinds of entity
+    health: RowHealth | None = None  # None if the task does not measure it
     samples: Samples | None = None
 
     @property
@@ -203,27 +170,17 @@ class Tokens:
 
 
 class Task(ABC, Generic[Rows, Data, Training]):
-    """One kind of learning.
+    """One kind of learning."""
 
-    Attributes:
-        model_arguments: dataclass of the model's flags; `data_arguments` and `training_arguments` likewise.
-        name: as `indictune prepare --task` takes it.
-        scores: metrics that can compare checkpoints, the default first.
-        lower_is_better: beginnings of metrics of which the lowest is the best.
-        takes_long_texts: whether `--long_text` and `--max_length auto` have a meaning.
-        writes_answers: whether `--num_sample_generations` has a meaning.
-        head: end of the class names of its models, such as `ForTokenClassification`.
-    """
-
-    model_arguments: type[ModelArguments] = ModelArguments
+    model_arguments: type[ModelArguments] = ModelArguments  # dataclass of the model's flags; the next two likewise
     data_arguments: type[Data]
     training_arguments: type[Training]
-    lower_is_better: tuple[str, ...] = ("loss",)
-    takes_long_texts: bool = False
-    writes_answers: bool = False
-    name: str
-    scores: tuple[str, ...]
-    head: str
+    lower_is_better: tuple[str, ...] = ("loss",)  # beginnings of metrics of which the lowest is the best
+    takes_long_texts: bool = False  # whether `--long_text` and `--max_length auto` have a meaning
+    writes_answers: bool = False  # whether `--num_sample_generations` has a meaning
+    name: str  # as `indictune prepare --task` takes it
+    scores: tuple[str, ...]  # metrics that can compare checkpoints, the default first
+    head: str  # end of the class names of its models, such as `ForTokenClassification`
 
     @classmethod
     def arguments(cls) -> tuple[type[Any], ...]:
