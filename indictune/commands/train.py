@@ -157,7 +157,7 @@ def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
     """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
     if launcher.machines > 1:
         typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
-        details = {"last": launcher.machines - 1, "line": shlex.join(typed)}
+        details: dict[str, Any] = {"last": launcher.machines - 1, "line": shlex.join(typed)}
         raise UserError("several-machines", "--strategy", launcher.config_file, **details)
 
 

@@ -80,14 +80,14 @@ def check_max_length(config: PreTrainedConfig, max_length: int | str) -> None:
         raise UserError("max-length-over-positions", *given, model=config.name_or_path, limit=positions)
 
 
-def positions_of(config: PreTrainedConfig) -> int | None:
-    """How many tokens a model has positions for; None for no limit.
+def positions_of(config: PreTrainedConfig | None) -> int | None:
+    """How many tokens a model has positions for; None for no limit, or for a model that is unknown.
 
     LongRoPE (Phi-3, Phi-4-mini) is limited to its original length: beyond it, transformers (5.23,
     `longrope_frequency_update`) chooses the rotation of all positions by the longest text of the micro-batch.
     """
     positions = getattr(config, "max_position_embeddings", None)  # also GPT-2's `n_positions`
-    if positions is None or positions < 0:  # XLNet has -1
+    if config is None or positions is None or positions < 0:  # XLNet has -1
         return None
     rope = config.to_dict().get("rope_parameters") or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # for all layers, or for each type

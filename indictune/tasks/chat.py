@@ -26,7 +26,6 @@ from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
 from indictune.data.health.tokenizer_health import check_unknown, language_table
-from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, break_down
@@ -112,15 +111,14 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return None
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
-        positions = None if plan.model_config is None else positions_of(plan.model_config)
+        positions = positions_of(plan.model_config)
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
-        train, validation, test = (chats.datasets.get(split) for split in SPLITS)
-        assert train is not None
         health = measured_once([chats.folder.name], partial(_measured, chats, rows))
         notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warning_notes(health.findings)]))
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
-        made = train, validation, test, chats.location, chats.folder, notes, summary
+        datasets = chats.datasets["train"], chats.datasets.get("validation"), chats.datasets.get("test")
+        made = *datasets, chats.location, chats.folder, notes, summary
         samples = _samples(chats, plan.data, rows.template)
         return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
 
@@ -164,8 +162,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert tokenizer is not None
         assert test is not None
         assert template is not None
-        positions = None if plan.model_config is None else positions_of(plan.model_config)
-        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions)
+        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
         return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)

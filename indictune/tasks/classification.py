@@ -25,7 +25,7 @@ from indictune.data.health.row_health import RowHealth, Split, measure, measured
 from indictune.data.health.tokenizer_health import check_unknown
 from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, check_file, class_weights, label_counts
 from indictune.data.load_rows import Splits, load_splits, load_test_rows
-from indictune.data.read.row_sources import SPLITS, gives_lists_of_labels, text_sources
+from indictune.data.read.row_sources import gives_lists_of_labels, text_sources
 from indictune.data.row_choice import mixture_of, split_of
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -81,7 +81,7 @@ class TextObjective(Objective):
         loss: None for that of the class.
     """
 
-    kind = AutoModelForSequenceClassification
+    kind: type[Any] = AutoModelForSequenceClassification
 
     def __init__(
         self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
@@ -320,19 +320,18 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
         splits, max_length = rows.splits, plan.data.max_length
         if isinstance(max_length, str):
-            limit = None if plan.model_config is None else positions_of(plan.model_config)
+            limit = positions_of(plan.model_config)
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
             of_rows, of_model = "the 99th percentile of the training rows", "all that the model has positions for"
             reason = of_model if max_length == limit else of_rows
             logger.info("--max_length auto: %d tokens, %s", max_length, reason)
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
-        train, validation, test = (datasets.get(split) for split in SPLITS)
-        assert train is not None
         health = _health(plan, rows, max_length)
         notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
-        parts = train, validation, test, splits.rows["train"].location, splits.folder, notes
+        made = datasets["train"], datasets.get("validation"), datasets.get("test")
+        parts = *made, splits.rows["train"].location, splits.folder, notes
         tokens = Tokens(*parts, max_length=max_length, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 
