@@ -46,7 +46,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
     assert plan.model_config is not None
-    active_rows = count_active_rows(plan, tokens.datasets, rows.tokenizer)
+    active_rows = count_active_rows(plan, (tokens.train, tokens.validation, tokens.test), rows.tokenizer)
     meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
     counts = replace(meta.counts, total=meta.counts.total + ModelWeights(meta).unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
@@ -69,7 +69,7 @@ def _planned(
     task_name: str, argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Task[Any, Any, Any], RunPlan[Any, Any], list[Problem]]:
     task = next(each for each in TASKS if each.name == task_name)
-    return task, *make_plan(read_recipe(argv, task.arguments()), environ, task)
+    return task, *make_plan(read_recipe(argv, task.arguments), environ, task)
 
 
 def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: ParameterCounts) -> str:

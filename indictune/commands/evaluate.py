@@ -46,21 +46,16 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
 
     recipe = read_recipe(flags, (EvaluateFlags,))
     if "compare" in flags:
-        return until_stopped(lambda: compare_runs(recipe))
+        from indictune.evaluation.comparison import print_comparison
+
+        _refuse_others(recipe, "--compare", ("compare", "json"))
+        return until_stopped(lambda: print_comparison(recipe.values["compare"], recipe.values.get("json", False)))
     if "lm_eval_tasks" in flags:
         return until_stopped(lambda: score_public_tasks(recipe))
     from indictune.commands.evaluate_file import evaluation_of
     from indictune.supervise.execute import execute
 
     return execute(evaluation_of(recipe), recipe, replaceable=("metrics.json",))
-
-
-def compare_runs(recipe: Recipe) -> int:
-    """Compare the predictions in the folders of two runs; returns the exit code."""
-    from indictune.evaluation.comparison import print_comparison
-
-    _refuse_others(recipe, "--compare", ("compare", "json"))
-    return print_comparison(recipe.values["compare"], recipe.values.get("json", False))
 
 
 def score_public_tasks(recipe: Recipe) -> int:
@@ -105,8 +100,7 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
 
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.score_names import near_names
-    from indictune.models.finished_model import trained_config
-    from indictune.models.load import load_tokenizer
+    from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)

@@ -100,7 +100,8 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     tokenizer = None
     if config is not None:
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
-            noted, default = recorded_reading(config), unresolved(task.data_arguments, {}).max_length
+            _, of_rows, _ = task.arguments
+            noted, default = recorded_reading(config), unresolved(of_rows, {}).max_length
             asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
             asked.long_text = noted.get("long_text", asked.long_text)
         problems.extend(problems_of(check_max_length, config, asked.max_length))

@@ -63,10 +63,11 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
 
 def _fit_max_length(recipe: Any, task: Any) -> None:
     """Set --max_length to the default, or to the model's positions if they are fewer."""
-    model = unresolved(task.model_arguments, recipe.values)
+    of_model, of_rows, _ = task.arguments
+    model = unresolved(of_model, recipe.values)
     if problems_of(task.read_config, model):  # `prepare_rows` reports them
         return
-    default = unresolved(task.data_arguments, {}).max_length
+    default = unresolved(of_rows, {}).max_length
     recipe.values["max_length"] = min(default, positions_of(task.read_config(model)) or default)
 
 

@@ -30,8 +30,14 @@ from indictune.models.atomic_folder import (
     whole_folder,
 )
 from indictune.models.config_shapes import KINDS
-from indictune.models.finished_model import add_adapter, take_quantisation
-from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
+from indictune.models.load import (
+    add_adapter,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    stored_quantisation,
+    take_quantisation,
+)
 from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.upstream import set_weight_conversions
 
@@ -101,7 +107,10 @@ def merge(args: MergeFlags) -> str:
     with whole_folder(target, "--output_dir", size_bytes, way_out) as folder:
         unrounded = folder.with_name("unrounded") if args.to_4bit else folder
         model.save_pretrained(unrounded, max_shard_size=args.max_shard_size)
-        _check_written(model, unrounded)
+        written = _read_again(model, unrounded).state_dict()
+        wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
+        if wrong:
+            raise RuntimeError(f"{unrounded}: the written weights differ from the merged ones, first {wrong[0]}.")
         if args.to_4bit:
             print("--to_4bit rounds the merged weights again. Evaluate this model before you use it.", file=sys.stderr)
             _read_again(model, unrounded, quantization_config=nf4_config()).save_pretrained(folder)
@@ -185,13 +194,6 @@ def _tie_equal(model: PreTrainedModel) -> None:
     model.config.tie_word_embeddings = torch.equal(head.weight, weight)
     if model.config.tie_word_embeddings:
         head.weight = weight
-
-
-def _check_written(model: PreTrainedModel, folder: Path) -> None:
-    written = _read_again(model, folder).state_dict()
-    wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
-    if wrong:
-        raise RuntimeError(f"{folder}: the written weights differ from the merged ones, first {wrong[0]}.")
 
 
 def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTrainedModel:

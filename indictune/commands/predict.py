@@ -79,7 +79,9 @@ def run_predict(flags: Mapping[str, list[str]]) -> int:
 
 def _predict(asked: PredictFlags) -> None:
     problems = Problems()
-    problems.attempt(_check_launch, asked)
+    launch = problems.attempt(read_launch, os.environ)
+    if launch is not None and launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
+        problems.append(problem("predict-of-many-processes", "--num_processes", launch.world_size))
     if asked.output_file is not None and rank_of(os.environ) == 0:  # a late rank may find the finished output
         problems.attempt(check_output, asked.output_file)
     served = served_model(asked, problems)
@@ -97,18 +99,11 @@ def _predict(asked: PredictFlags) -> None:
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
             if source.bad.count:
-                _warn(source.bad.left_out())
+                print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         else:
             _label_file(source, classifier, Path(asked.output_file))
             if rank_of(os.environ) == 0:
                 _keep_rejected(source, Path(folder), Path(asked.output_file))
-
-
-def _check_launch(asked: PredictFlags) -> None:
-    """Refuse a launch that would not do what was asked for."""
-    launch = read_launch(os.environ)
-    if launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
-        raise UserError("predict-of-many-processes", "--num_processes", launch.world_size)
 
 
 @dataclass(frozen=True)
@@ -179,9 +174,5 @@ def _keep_rejected(source: InputFile, folder: Path, output: Path) -> None:
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")
         shutil.copyfile(rejected, kept)
-        _warn(source.bad.left_out())
+        print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         print(f"Rows that were left out, with reasons: {kept}", file=sys.stderr)
-
-
-def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)

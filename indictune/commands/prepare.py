@@ -82,7 +82,7 @@ def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Rec
 
     Where several tasks fit, the training file decides. `more` are arguments besides those of the task.
     """
-    read = [(read_recipe(flags, (*more, *task.arguments())), task) for task in TASKS]
+    read = [(read_recipe(flags, (*more, *task.arguments)), task) for task in TASKS]
     named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
     fewest = min(len(recipe.problems) for recipe, _ in named or read)
     fit = [each for each in named or read if len(each[0].problems) == fewest]
@@ -106,7 +106,7 @@ def _task_of_file(named: Files) -> str:
 def lengths_table(tokens: Tokens, max_length: int) -> str:
     """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits."""
     body = []
-    for name, dataset in zip(SPLITS, tokens.datasets, strict=True):
+    for name, dataset in zip(SPLITS, (tokens.train, tokens.validation, tokens.test), strict=True):
         if dataset is None:
             continue
         lengths = dataset.with_format("arrow")[:]["length"].to_numpy()

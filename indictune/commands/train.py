@@ -81,7 +81,10 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
     asked = chosen(with_defaults(read_asked(flags)))
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
-    _refuse_several_machines(launcher, [str(path), *asked.words()])
+    if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
+        options = [*launcher.options_of_machines(), "--machine_rank", "0"]
+        line = shlex.join(["accelerate", "launch", *options, str(path), *asked.words()])
+        raise UserError("several-machines", "--strategy", launcher.config_file, last=launcher.machines - 1, line=line)
     asked = fit_data_ranks(asked, launcher)
     if asked.launch.dry_run:
         from indictune.commands.dry_run import dry_run
@@ -142,7 +145,7 @@ def chosen(asked: Asked) -> Asked:
     """The same with a strategy and a micro-batch in place of `--strategy auto`."""
     if asked.launch.strategy != "auto":
         return asked
-    from indictune.commands.ranking import choose_strategy  # takes seconds
+    from indictune.commands.plan import choose_strategy  # takes seconds
 
     choice = choose_strategy(asked.task, asked.words(), asked.launch.num_processes)
     flags = {name: [value] for name, value in choice.flags.items()}
@@ -151,14 +154,6 @@ def chosen(asked: Asked) -> Asked:
     print(f"indictune: --strategy auto takes {taken}: {choice.reason}", file=sys.stderr)
     launch = replace(asked.launch, strategy=choice.strategy, num_processes=choice.processes)
     return replace(asked, launch=launch, flags={**asked.flags, **flags})
-
-
-def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
-    """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
-    if launcher.machines > 1:
-        typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
-        details: dict[str, Any] = {"last": launcher.machines - 1, "line": shlex.join(typed)}
-        raise UserError("several-machines", "--strategy", launcher.config_file, **details)
 
 
 def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:

@@ -26,6 +26,7 @@ from indictune.data.text.cleaning import (
     WORD,
     clean,
 )
+from indictune.files import write_json
 from indictune.models.load import positions_of
 from indictune.upstream import packed_linear, packed_weight
 
@@ -114,13 +115,13 @@ def serve_as_trained(
         backend["normalizer"] = _before(backend["normalizer"], steps)
         side = tokenizer.truncation_side.capitalize()
         backend["truncation"] = {"direction": side, "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
-        _write(backend_file, backend)
+        write_json(backend_file, backend)
         plain = {"tokenizer_class": PLAIN_CLASS, "model_input_names": tokenizer.model_input_names}
-        _write(settings_file, settings | plain)
+        write_json(settings_file, settings | plain)
         if _cleans(folder, tokenizer, max_length):
             return
         backend_file.write_text(own, encoding="utf-8")
-    _write(settings_file, settings)
+    write_json(settings_file, settings)
     logger.warning("The saved tokenizer cannot clean texts itself. Give it the output of `clean` (docs/predict.md).")
 
 
@@ -170,10 +171,6 @@ def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -
     cut = {"truncation": True, "max_length": max_length}
     raw, cleaned = saved(list(_PROBES), **cut), tokenizer([clean(text) for text in _PROBES], **cut)
     return dict(raw) == dict(cleaned)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # ALBERT uses one layer again and again. The layers of others add the attention of all tokens to their states.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +21,15 @@ from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
-from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.load import (
     Model,
     check_max_length,
     check_vocabulary,
     load_tokenizer,
+    load_trained,
     positions_of,
     stored_quantisation,
+    trained_config,
 )
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
@@ -92,9 +91,8 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
         raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
     trained = recorded_reading(config) | configuration_of(Path(asked.model))
     default = unresolved(TextArguments, trained)
-    max_length = asked.max_length or trained.get("max_length")
-    if max_length is None:  # as after `indictune merge`, which keeps no recipe
-        max_length = min(default.max_length, positions_of(config) or default.max_length)
+    usual = min(default.max_length, positions_of(config) or default.max_length)
+    max_length = asked.max_length or trained.get("max_length") or usual  # `indictune merge` keeps no recipe
     check_max_length(config, max_length)
     return Reading(
         text_column=default.text_column,
@@ -157,25 +155,21 @@ class Classifier:
         """The logits of cleaned texts, over the temperature, float32 [texts, labels]; NaN for a text without words or
         tokens."""
         found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
-        tokens = self._tokens(texts)
+        reading = self.served.reading
+        if self._windows_of is None:
+            some = list(texts[:100])
+            self._windows_of = windows_of(self.served.tokenizer, reading.max_length, some, reading.long_text)
+        tokens = self._windows_of(list(texts))
         lengths = np.array([sum(map(len, row)) if text else 0 for row, text in zip(tokens, texts, strict=True)])
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
-        with torch.inference_mode(), self._autocast():
+        half = torch.bfloat16 if reading.bf16 else torch.float16
+        with torch.inference_mode(), torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16):
             # They stay on the device until all are computed: fetching each would wait for it.
             parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
-        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(self.served.reading.temperature)
+        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(reading.temperature)
         return found
-
-    def _tokens(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """The windows of each text; short texts have one."""
-        if self._windows_of is None:
-            reading = self.served.reading
-            self._windows_of = windows_of(
-                self.served.tokenizer, reading.max_length, list(texts[:100]), reading.long_text
-            )
-        return self._windows_of(list(texts))
 
     def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:
         """The logits of some rows, given by their windows, float32 [rows, labels]."""
@@ -192,11 +186,6 @@ class Classifier:
         logits: torch.Tensor = self._model(**given).logits
         counts = torch.tensor(list(map(len, rows)), device=logits.device)
         return logits.float() if len(logits) == len(rows) else mean_of_windows(logits, counts)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if not (self.served.reading.bf16 or self.served.reading.fp16):
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16 if self.served.reading.bf16 else torch.float16)
 
 
 def cut_by_tokens(lengths: np.ndarray, max_tokens: int, padded: bool) -> Iterator[np.ndarray]:

@@ -163,13 +163,13 @@ def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool 
         UserError: a folder holds no run.
     """
     runs = _named(folders)
-    page = report_page(runs[0], texts) if len(runs) == 1 else comparison_page(runs)
+    html, drawn = report_page(runs[0], texts) if len(runs) == 1 else comparison_page(runs)
     if file is None:
         file = folders[0] / REPORT if len(runs) == 1 else Path("comparison.html")
-    pictures = file.parent / (FIGURES if file.name == REPORT else f"{file.stem}_{FIGURES}")
-    for each in page.pictures:
-        write_whole(pictures / f"{each.name}.png", each.png)
-    write_whole(file, page.html)
+    folder = file.parent / (FIGURES if file.name == REPORT else f"{file.stem}_{FIGURES}")
+    for each in drawn:
+        write_whole(folder / f"{each.name}.png", each.png)
+    write_whole(file, html)
     return file
 
 
@@ -194,16 +194,8 @@ def _named(folders: Sequence[Path]) -> list[ReportedRun]:
     return [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page, and its pictures."""
-
-    html: str
-    pictures: list[Picture]
-
-
-def report_page(run: ReportedRun, texts: bool = True) -> Page:
-    """The report of a run."""
+def report_page(run: ReportedRun, texts: bool) -> tuple[str, list[Picture]]:
+    """The report of a run, and its pictures."""
     breakdown = run.breakdown
     with drawing():
         curves, languages = list(pictures.draw_curves([run])), pictures.draw_languages([run])
@@ -237,11 +229,11 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         command=run.facts.command if run.facts.chosen else "",
         environment=reported_run.environment_table(run.facts),
     )
-    return Page(html, [each for each in (*curves, languages, matrix, reliability) if each is not None])
+    return html, [each for each in (*curves, languages, matrix, reliability) if each is not None]
 
 
-def comparison_page(runs: Sequence[ReportedRun]) -> Page:
-    """The page that compares runs."""
+def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
+    """The page that compares runs, and its pictures."""
     with drawing():
         curves, languages = list(pictures.draw_curves(runs)), pictures.draw_languages(runs)
     html = _rendered(
@@ -254,7 +246,7 @@ def comparison_page(runs: Sequence[ReportedRun]) -> Page:
         settings=reported_run.compared_settings(runs),
         environment=reported_run.compared_environments(runs),
     )
-    return Page(html, [*curves, *([languages] if languages else [])])
+    return html, [*curves, *([languages] if languages else [])]
 
 
 def _rendered(template: str, **content: Any) -> str:

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow.compute as pc
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
@@ -54,7 +56,7 @@ from indictune.tasks.protocol import (
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
+Plan = RunPlan[ChatDataArguments, Args]
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
 
 
@@ -63,16 +65,14 @@ class ChatRows:
     """The conversations of a run, and the tokenizer and template that write them out."""
 
     splits: ConversationSplits
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     template: str
 
 
-class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
+class Chat(Task[ChatRows, ChatDataArguments, Args]):
     """A model answers the last message of a conversation."""
 
-    model_arguments = LlamaModelArguments
-    data_arguments = ChatDataArguments
-    training_arguments = LlamaTrainingArguments
+    arguments = (LlamaModelArguments, ChatDataArguments, Args)
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
@@ -130,26 +130,19 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return not plan.data.packing and pads_causal(plan.model, plan.model_config)
 
     def objective(
-        self,
-        args: LlamaTrainingArguments,
-        config: PreTrainedConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        padded: bool,
-        rows: ChatRows | None,
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ChatRows | None
     ) -> Objective:
         assert tokenizer.pad_token_id is not None
         return Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
 
-    def load_model(self, plan: Plan, args: LlamaTrainingArguments, rows: ChatRows, reads_weights: bool) -> Model:
+    def load_model(self, plan: Plan, args: Args, rows: ChatRows, reads_weights: bool) -> Model:
         ends = answer_ends(rows.tokenizer, rows.template)
         return load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         return continues_texts(config.get("architectures"))
 
-    def tokenise_test(
-        self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
-    ) -> TestTokens:
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, template = plan.data, None
         source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
         test = problems.attempt(load_conversations, source, asked, problems) if source else None
@@ -245,7 +238,7 @@ def _answer_metrics(group: Group) -> dict[str, float]:
     return {"num_tokens": count, "loss": loss, "perplexity": perplexity, "answer_token_accuracy": accuracy}
 
 
-def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:
+def compute_dtype(args: Args) -> torch.dtype:
     """The type in which activations are computed."""
     if args.bf16:
         return torch.bfloat16

@@ -252,9 +252,7 @@ class ClassifiedRows:
 class Classification(Task[ClassifiedRows, DataArguments, Args]):
     """A text gets one label, several labels, or a number: `--problem_type`."""
 
-    model_arguments = ModelArguments
-    data_arguments = DataArguments
-    training_arguments = Args
+    arguments = (ModelArguments, DataArguments, Args)
     name = "classification"
     takes_long_texts = True
     lower_is_better = ("loss", "mae", "ece")
@@ -313,7 +311,10 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train.texts, train.table["language"], tokenizer, plan)
-                splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan)])
+                if plan.data.problem_type is not None and "problem_type" not in plan.recipe.values:
+                    column = f"column {plan.data.label_column} has several labels a row"
+                    note = f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."
+                    splits = replace(splits, notes=[*splits.notes, note])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None
 
@@ -379,10 +380,3 @@ def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
     parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
     cut = sys.maxsize if data.long_text == "window" else max_length
     return measured_once(parts, lambda: measure(splits, rows.tokenizer, cut, rows.splits.findings, data.problem_type))
-
-
-def _notes_of_type(plan: Plan) -> list[str]:
-    if plan.data.problem_type is None or "problem_type" in plan.recipe.values:
-        return []
-    column = f"column {plan.data.label_column} has several labels a row"
-    return [f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."]

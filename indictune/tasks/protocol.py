@@ -21,9 +21,8 @@ from indictune.data.collation import Row
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import Breakdown, RowFacts
-from indictune.evaluation.score_names import block_of, metrics_tables
-from indictune.models.finished_model import load_trained
-from indictune.models.load import Model
+from indictune.evaluation.score_names import block_of
+from indictune.models.load import Model, load_trained
 from indictune.tasks.loss import SharedLoss
 
 if TYPE_CHECKING:
@@ -78,10 +77,6 @@ class Objective(ABC):
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         """The numbers of a block that the Trainer logs and compares checkpoints by."""
         return {name: block[name] for name in ("loss", *self.METRICS)}
-
-    def tables(self, block: dict[str, Any]) -> str:
-        """A block as tables for the console."""
-        return metrics_tables(block, self.METRICS)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
@@ -163,29 +158,18 @@ class Tokens:
     health: RowHealth | None = None  # None if the task does not measure it
     samples: Samples | None = None
 
-    @property
-    def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
-        """Training, validation and test rows."""
-        return self.train, self.validation, self.test
-
 
 class Task(ABC, Generic[Rows, Data, Training]):
     """One kind of learning."""
 
-    model_arguments: type[ModelArguments] = ModelArguments  # dataclass of the model's flags; the next two likewise
-    data_arguments: type[Data]
-    training_arguments: type[Training]
+    # The dataclasses of its flags: of the model, of the rows and of the training.
+    arguments: tuple[type[ModelArguments], type[Data], type[Training]]
     lower_is_better: tuple[str, ...] = ("loss",)  # beginnings of metrics of which the lowest is the best
     takes_long_texts: bool = False  # whether `--long_text` and `--max_length auto` have a meaning
     writes_answers: bool = False  # whether `--num_sample_generations` has a meaning
     name: str  # as `indictune prepare --task` takes it
     scores: tuple[str, ...]  # metrics that can compare checkpoints, the default first
     head: str  # end of the class names of its models, such as `ForTokenClassification`
-
-    @classmethod
-    def arguments(cls) -> tuple[type[Any], ...]:
-        """The dataclasses of all flags."""
-        return cls.model_arguments, cls.data_arguments, cls.training_arguments
 
     @abstractmethod
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:

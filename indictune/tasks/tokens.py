@@ -97,8 +97,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     head = "ForTokenClassification"
     name = "tokens"
     scores = (*ENTITY_SCORES, "loss", "worst_language_f1")
-    data_arguments = DataArguments
-    training_arguments = Args
+    arguments = (ModelArguments, DataArguments, Args)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")

@@ -89,7 +89,7 @@ def test_every_promised_name_has_a_score_and_every_score_a_name(
     if kind == "answers":
         found = replace(found, written=scores_of_samples(SAMPLES, ["good", "मोसम"]))
     given = set(named_scores(found)) | set(objective.flatten(objective.metrics(found)))
-    plan = plan_of(arguments=task.training_arguments)
+    plan = plan_of(arguments=task.arguments[-1])
     vars(plan.data).update(data)
     scores = [score for score in task.group_scores(plan) if score not in WRITTEN]
     of_groups = {f"{score}_{group}" for score in scores for group in GROUPS}
