@@ -34,12 +34,7 @@ _MIB = 2**20
 def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Read and check everything up to the model's weights, and print the plan; returns the exit code.
 
-    Args:
-        argv: the flags of the task's script.
-        environ: of rank 0, as the launcher would set it.
-
-    Raises:
-        UserError: all problems of the run.
+    `argv` are the flags of the task's script, and `environ` that of rank 0, as the launcher would set it.
     """
     task, plan, problems = _planned(task_name, argv, environ)
     rows = read_rows(plan, task, problems + preflight(plan, task))

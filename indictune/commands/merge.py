@@ -107,10 +107,7 @@ def merge(args: MergeFlags) -> str:
     with whole_folder(target, "--output_dir", size_bytes, way_out) as folder:
         unrounded = folder.with_name("unrounded") if args.to_4bit else folder
         model.save_pretrained(unrounded, max_shard_size=args.max_shard_size)
-        written = _read_again(model, unrounded).state_dict()
-        wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
-        if wrong:
-            raise RuntimeError(f"{unrounded}: the written weights differ from the merged ones, first {wrong[0]}.")
+        _check_written(model, unrounded)
         if args.to_4bit:
             print("--to_4bit rounds the merged weights again. Evaluate this model before you use it.", file=sys.stderr)
             _read_again(model, unrounded, quantization_config=nf4_config()).save_pretrained(folder)
@@ -123,11 +120,12 @@ def merge(args: MergeFlags) -> str:
 
 def _base(args: MergeFlags) -> ModelArguments:
     """The base, at the commit that the adapter was trained on."""
-    trained_on = base_of(args.adapter)
+    adapter = Path(args.adapter)
+    trained_on = base_of(adapter)
     name, revision = args.base_model or trained_on.name, args.base_revision or trained_on.revision
     if not name:
-        raise UserError("base-unknown", "--adapter", args.adapter)
-    check_base(args.adapter, name, args.base_revision)
+        raise UserError("base-unknown", "--adapter", adapter)
+    check_base(adapter, name, args.base_revision)
     if (name, revision) == (trained_on.name, trained_on.revision):
         revision = trained_on.commit_hash or revision
     return ModelArguments(
@@ -138,8 +136,8 @@ def _base(args: MergeFlags) -> ModelArguments:
 def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
     """The base, as it was in training, with the adapter merged into it."""
     adapter, kinds = Path(args.adapter), {task: kind for kind, task in KINDS.values()}
-    with explained(ModelArguments(args.adapter), Exception, flag="--adapter"):
-        peft_config = PeftConfig.from_pretrained(args.adapter)
+    with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+        peft_config = PeftConfig.from_pretrained(str(adapter))
     task = peft_config.task_type
     if task not in kinds:
         raise UserError("adapter-task", "--adapter", adapter, task=task, known=" or ".join(kinds))
@@ -194,6 +192,13 @@ def _tie_equal(model: PreTrainedModel) -> None:
     model.config.tie_word_embeddings = torch.equal(head.weight, weight)
     if model.config.tie_word_embeddings:
         head.weight = weight
+
+
+def _check_written(model: PreTrainedModel, folder: Path) -> None:
+    written = _read_again(model, folder).state_dict()
+    wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
+    if wrong:
+        raise RuntimeError(f"{folder}: the written weights differ from the merged ones, first {wrong[0]}.")
 
 
 def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTrainedModel:

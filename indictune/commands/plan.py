@@ -132,9 +132,6 @@ def rank(
         plan: of the run, without a launch. It has a model configuration.
         all_methods: whether the other methods are ranked too.
         asked: the micro-batch; None: the fastest that fits.
-
-    Raises:
-        UserError: all problems of the rows.
     """
     config = plan.model_config
     assert config is not None

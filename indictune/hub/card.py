@@ -146,18 +146,12 @@ def _results(facts: CardFacts) -> dict[str, Any]:
             continue
         splits.append({"name": name, **more})
     first = next((facts.breakdowns[key] for key in SPLITS if key in facts.breakdowns), None)
-    worst, has_intervals = first and _worst_language(first), first is not None
-    return {"splits": splits, "worst": worst, "intervals": has_intervals, "baseline": facts.baseline}
-
-
-def _worst_language(breakdown: Breakdown) -> dict[str, str] | None:
-    """The language with the worst main score, if there are several."""
-    languages, worst = breakdown.by["language"], breakdown.worst_language
-    if len(languages) < 2:
-        return None
-    value = languages[worst].scores[breakdown.score].value
-    rank = "highest" if breakdown.lower_is_better else "lowest"
-    return {"language": worst, "name": breakdown.score.replace("_", " "), "value": f"{value:.4f}", "rank": rank}
+    worst = None
+    if first is not None and len(first.by["language"]) > 1:
+        language, rank = first.worst_language, "highest" if first.lower_is_better else "lowest"
+        value = f"{first.by['language'][language].scores[first.score].value:.4f}"
+        worst = {"language": language, "name": first.score.replace("_", " "), "value": value, "rank": rank}
+    return {"splits": splits, "worst": worst, "intervals": first is not None, "baseline": facts.baseline}
 
 
 def _scores_of_groups(breakdown: Breakdown) -> Verbatim:

@@ -65,10 +65,7 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
     """Upload some files of a folder in one commit or more; returns the address of the commit or the pull request.
 
     A file that the Hub has already is not sent again, so an upload that failed goes on when it is called again. The
-    repository and the branch are made if they are missing.
-
-    Raises:
-        PushError: the Hub refused, or did not answer.
+    repository and the branch are made if they are missing. A `PushError` if the Hub refused, or did not answer.
     """
     hub = HfApi()
     set_client_factory(_client)
@@ -200,10 +197,7 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     """Upload what a finished run has not pushed yet, if anything: its model, card, metrics and report.
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
-    this machine, and `training_args.bin`, a pickle.
-
-    Raises:
-        PushError: the Hub refused, or did not answer.
+    this machine, and `training_args.bin`, a pickle. A `PushError` if the Hub refused, or did not answer.
     """
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():

@@ -153,14 +153,11 @@ _MOST_ANSWERS = 10
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool = True) -> Path:
-    """Write a page and its pictures; returns the page's path.
+    """Write a page and its pictures; returns the page's path. A `UserError` if a folder holds no run.
 
     Args:
         folders: of runs or evaluations. Several are compared.
         file: to write. Default: `report.html` in the folder of a single run, `comparison.html` here for several.
-
-    Raises:
-        UserError: a folder holds no run.
     """
     runs = _named(folders)
     html, drawn = report_page(runs[0], texts) if len(runs) == 1 else comparison_page(runs)
