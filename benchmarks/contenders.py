@@ -218,7 +218,7 @@ def run_task(task: Any, settings: dict[str, Any], callback: Callable[[Any, Any],
 
     setattr(run_task, "train_model", add_and_train)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    execute(partial(run_task.run_task, task), read_recipe(flags, task.arguments()))
+    execute(partial(run_task.run_task, task), read_recipe(flags, task.arguments))
 
 
 class CountingTrainer(Trainer):

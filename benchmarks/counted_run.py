@@ -136,7 +136,7 @@ def main() -> int:
     if os.environ.get("AS_TRAINER"):
         setattr(Parallelism, "set_up", lambda *_: None)  # noqa: B010
     setattr(run_task, "train_model", count_and_train)  # noqa: B010
-    return execute(partial(run_task.run_task, task), read_recipe(sys.argv[1:], task.arguments()))
+    return execute(partial(run_task.run_task, task), read_recipe(sys.argv[1:], task.arguments))
 
 
 if __name__ == "__main__":

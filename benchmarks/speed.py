@@ -36,7 +36,7 @@ from benchmarks.environment import environment, write_results
 from benchmarks.runner import Runner, run_alone
 from indictune.console_text import table
 from indictune.data.text.cleaning import clean
-from indictune.models.builtin import train_word_pieces
+from indictune.models.builtin import learn_vocabulary, make_tokenizer
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
@@ -62,7 +62,8 @@ def read_tweets(data: Path) -> list[Row]:
 
 def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
     """Write a BERT with random weights and a head, and a tokenizer learned from the rows."""
-    tokenizer = train_word_pieces([row["text"] for row in rows], min(vocab_size, VOCABULARIES[0]), MAX_LENGTH)
+    vocabulary = learn_vocabulary([row["text"] for row in rows], min(vocab_size, VOCABULARIES[0]))
+    tokenizer = make_tokenizer(vocabulary, MAX_LENGTH)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(

@@ -28,9 +28,9 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 FLAGS_FILE = ROOT / "indictune/config/flags.json"
 TRAINING: dict[str, tuple[type[Any], ...]] = {
-    "scripts/train_sentiment.py": Classification.arguments(),
-    "scripts/train_tokens.py": TokenClassification.arguments(),
-    "scripts/train_llama.py": Chat.arguments(),
+    "scripts/train_sentiment.py": Classification.arguments,
+    "scripts/train_tokens.py": TokenClassification.arguments,
+    "scripts/train_llama.py": Chat.arguments,
 }
 COMMANDS: dict[str, type[Any]] = {
     verb: arguments
@@ -208,7 +208,8 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def flags_file() -> str:
     """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
-    programs = {each.name: each.arguments() for each in (Classification, TokenClassification, Chat)}
+    tasks = (Classification, TokenClassification, Chat)
+    programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in tasks}
     programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
     entries: dict[tuple[str, ...], list[str]] = {}
     for program, classes in programs.items():

@@ -162,7 +162,6 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     from indictune.models import load as reading
     from indictune.models.adapters import config_file
     from indictune.models.config_shapes import KINDS
-    from indictune.models.finished_model import load_trained
     from indictune.tasks.all_tasks import task_of
 
     folder = str(_folder(model))
@@ -171,7 +170,7 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     kind, _ = KINDS[task_of(_json(config_file(Path(folder)))).head]
     args = ModelArguments(folder, trust_remote_code=trust_remote_code)
     tokenizer = reading.load_tokenizer(args, flag="model")
-    return Loaded(load_trained(folder, trust_remote_code, kind=kind).eval(), tokenizer)
+    return Loaded(reading.load_trained(folder, trust_remote_code, kind=kind).eval(), tokenizer)
 
 
 def _folder(model: str | Path | Result) -> Path:

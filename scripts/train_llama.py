@@ -19,4 +19,4 @@ from indictune.tasks.chat import Chat
 from indictune.training.run_task import run_task
 
 if __name__ == "__main__":
-    sys.exit(execute(partial(run_task, Chat()), read_recipe(sys.argv[1:], Chat.arguments())))
+    sys.exit(execute(partial(run_task, Chat()), read_recipe(sys.argv[1:], Chat.arguments)))

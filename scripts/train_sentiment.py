@@ -19,4 +19,4 @@ from indictune.tasks.classification import Classification
 from indictune.training.run_task import run_task
 
 if __name__ == "__main__":
-    sys.exit(execute(partial(run_task, Classification()), read_recipe(sys.argv[1:], Classification.arguments())))
+    sys.exit(execute(partial(run_task, Classification()), read_recipe(sys.argv[1:], Classification.arguments)))

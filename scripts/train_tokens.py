@@ -20,5 +20,5 @@ from indictune.training.run_task import run_task
 
 if __name__ == "__main__":
     sys.exit(
-        execute(partial(run_task, TokenClassification()), read_recipe(sys.argv[1:], TokenClassification.arguments()))
+        execute(partial(run_task, TokenClassification()), read_recipe(sys.argv[1:], TokenClassification.arguments))
     )

@@ -39,5 +39,5 @@ def planned_by(environ: Mapping[str, str], *flags: str) -> tuple[AnyPlan, list[P
     """The plan of a process, and all its problems."""
     task = Tiny()
     argv = ["--output_dir", "out", "--dataset_name", "builtin:tweets", *flags]
-    plan, problems = make_plan(read_recipe(argv, task.arguments()), environ, task)
+    plan, problems = make_plan(read_recipe(argv, task.arguments), environ, task)
     return plan, problems + preflight(plan, task)

@@ -116,11 +116,11 @@ def test_one_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laps_of_batches_by_length_are_like_an_epoch(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import grouped_by_length, read_tweets
-    from indictune.models.builtin import train_word_pieces
+    from indictune.models.builtin import learn_vocabulary, make_tokenizer
 
     rows = read_tweets(tmp_path)
     assert len(rows) == 1170 // BATCH_SIZE * BATCH_SIZE
-    tokenizer = train_word_pieces([row["text"] for row in rows], 2_000, 128)
+    tokenizer = make_tokenizer(learn_vocabulary([row["text"] for row in rows], 2_000), 128)
     tokenizer.save_pretrained(tmp_path)
     order = grouped_by_length(tmp_path, rows, 5, 3, 16)
     lengths = np.array([len(tokenizer(row["text"])["input_ids"]) for row in rows])

@@ -29,8 +29,7 @@ from indictune.models.atomic_folder import (
     match_config_mode,
     whole_folder,
 )
-from indictune.models.finished_model import trained_config
-from indictune.models.load import read_tokenizer, read_weights
+from indictune.models.load import read_tokenizer, read_weights, trained_config
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files
 from indictune.tasks.all_tasks import task_of

@@ -13,21 +13,16 @@ TypedFlags = dict[str, list[str]]  # the words of each flag; bare words in front
 class Verb(NamedTuple):
     """A verb of the command.
 
-    Attributes:
-        name: as it is typed, and that of its file here, whose `run_<name>` takes the flags and returns an exit code.
-        does: what it does, in a few words.
-        usage: lines of what it takes.
-        takes_run: whether it takes the flags of a training run, besides its own.
-        logs: whether it shows warnings of the package on the console.
-        listens: whether it handles stop signals itself.
+    Its file here has `run_<name>`, which takes the flags and returns an exit code, or raises a `UserError` with all
+    problems of the flags, the files and the machine.
     """
 
     name: str
     does: str
-    usage: tuple[str, ...]
-    takes_run: bool = False
-    logs: bool = False
-    listens: bool = False
+    usage: tuple[str, ...]  # lines of what it takes
+    takes_run: bool = False  # the flags of a training run, besides its own
+    logs: bool = False  # shows warnings of the package on the console
+    listens: bool = False  # handles stop signals itself
 
     def run(self, flags: TypedFlags) -> int:
         """Run the verb; returns the exit code."""

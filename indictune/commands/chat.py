@@ -33,11 +33,7 @@ class ChatFlags(FinishedModelArguments):
 
 
 def run_chat(flags: Mapping[str, list[str]]) -> int:
-    """Answer what is typed until the user ends it; returns the exit code.
-
-    Raises:
-        UserError: every problem of the flags, or as `open_chat_model`.
-    """
+    """Answer what is typed until the user ends it."""
     model = open_chat_model(**vars(read_arguments(flags, ChatFlags, "model")))
     if sys.stdin.isatty():
         print(

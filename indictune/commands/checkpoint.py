@@ -39,11 +39,7 @@ class CheckpointFlags(Checked):
 
 
 def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
-    """List checkpoints or convert one; returns the exit code, 1 if a checkpoint is damaged.
-
-    Raises:
-        UserError: with all problems.
-    """
+    """List checkpoints or convert one; exit code 1 if a checkpoint is damaged."""
     args = read_arguments(flags, CheckpointFlags, "folder")
     folder, reader = Path(os.path.abspath(args.folder)), DamageReader()
     found = checkpoints_of(folder)
@@ -62,12 +58,7 @@ def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """The checkpoints of a run, newest first; or the folder itself, if it is named like one.
-
-    Raises:
-        UserError: there are none.
-        OSError: the folder cannot be read.
-    """
+    """The checkpoints of a run, newest first; or the folder itself, if it is named like one."""
     if folder.is_dir():
         os.listdir(folder)  # `glob` takes a folder that is closed to this user for an empty one
     found = store.checkpoints_in(folder) or ([folder] if folder.is_dir() and store.step_of(folder) >= 0 else [])

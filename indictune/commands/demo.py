@@ -1,23 +1,57 @@
-"""`indictune demo`: a page to try a finished run's model on, here or as a Space."""
+"""`indictune demo`: a page to try a finished run's model on, here or as a Space of the Hub."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from huggingface_hub import SpaceCardData, metadata_load
+
 from indictune.commands.serve import ShownModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments, flag
-from indictune.errors import Problems, problem
-from indictune.prediction.chat_model import ChatModel, TooLongError
+from indictune.errors import Problems, UserError, problem
+from indictune.files import json_or_nothing, write_whole
+from indictune.hub.card import CARD
+from indictune.hub.card_facts import is_hub_name
+from indictune.hub.public_text import escaped
+from indictune.hub.publish import model_files, published
+from indictune.models.adapters import config_file, continues_texts
+from indictune.models.atomic_folder import check_output_folder, whole_folder
+from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.prediction.chat_model import ChatModel, TooLongError, open_chat_model
 from indictune.prediction.labelled_rows import as_records, label, text_batch
-from indictune.prediction.served_classifier import Classifier
+from indictune.prediction.served_classifier import Classifier, classifier_config, load_served_classifier
+from indictune.report.report_page import write_without_texts
+from indictune.serving import gradio_pages
 from indictune.serving.gradio_pages import Answer, Classify, Message, Reply
 from indictune.versions import check_extra
+
+# Module of the package -> file of a Space.
+_SHARED = {"indictune.serving.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
+_PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "protobuf")
+_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+_README = """\
+# {title}
+
+A page to try the model in `model/` on.
+
+```bash
+pip install gradio=={gradio} -r requirements.txt
+python app.py
+```
+
+The texts that you type stay on the machine that runs the page.
+"""
 
 
 def classify_with(classifier: Classifier) -> Classify:
@@ -84,26 +118,18 @@ class DemoFlags(ShownModelArguments):
 
 
 def run_demo(flags: Mapping[str, list[str]]) -> int:
-    """Show a model on a page until a signal ends it, or write the page as a Space; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, the address and the model.
-    """
+    """Show a model on a page until a signal ends it, or write the page as a Space."""
     args = read_arguments(flags, DemoFlags, "model")
     check_extra("demo", "demo", "gradio")
-    from indictune.serving.space_folder import holds_language_model
-
     if args.export is not None or not holds_language_model(Path(args.model)):
         other = "a classifier" if args.export is None else "--export"
         given = [(f"--{name}", value) for name, value in args.of_answers.items()]
         Problems(problem("no-effect", *each, other=other) for each in given).raise_any()
     if args.export is not None:
-        from indictune.serving.space_folder import write_space
-
         write_space(Path(args.model), Path(args.export))
         print(f"Written to {args.export}. To publish it: hf upload you/{args.name} {args.export} --repo-type space")
         return 0
-    from indictune.serving.server import bound, run_server, warn_of_others
+    from indictune.serving.server import bound, run_server
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
@@ -112,33 +138,88 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     assert listener is not None
     assert page is not None
     with listener:
-        warn_of_others(listener)
         run_server(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
     return 0
 
 
 def demo_app(args: DemoFlags) -> Any:
-    """The application for the kind of model in the folder.
-
-    Raises:
-        UserError: with every problem of the model.
-    """
+    """The application for the kind of model in the folder; a `UserError` with every problem of the model."""
     from fastapi import FastAPI
     from gradio import mount_gradio_app
 
-    from indictune.serving import gradio_pages
-    from indictune.serving.space_folder import holds_language_model
-
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
     if holds_language_model(Path(args.model)):
-        from indictune.prediction.chat_model import open_chat_model
-
         model = open_chat_model(args.model, **args.of_answers, **trust)
         blocks = gradio_pages.chat_page(args.name, reply_with(model))
     else:
-        from indictune.prediction.served_classifier import load_served_classifier
-
         classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
         blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
     footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES
     return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)
+
+
+def write_space(model: Path, target: Path) -> None:
+    """Write app, requirements, README and the model's files into a new or an empty folder, all or nothing.
+
+    Raises:
+        UserError: the folder holds no finished model or an adapter, or the target is not empty or cannot be written.
+    """
+    if (model / ADAPTER_CONFIG).is_file():
+        raise UserError("export-of-adapter", "--export", target, model=model)
+    is_chat = holds_language_model(model)
+    if not is_chat:
+        classifier_config(ModelArguments(str(model)))
+    check_output_folder(target, "--export")
+    names = published(model, model_files(model))
+    with whole_folder(target, "--export", sum((model / name).stat().st_size for name in names)) as folder:
+        for name in names:
+            (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model / name, folder / "model" / name)
+        write_without_texts(model, folder / "model")
+        for name, text in _files(model, is_chat).items():
+            write_whole(folder / name, text)
+
+
+def _files(model: Path, is_chat: bool) -> dict[str, str]:
+    """Name -> content of the files next to the model's."""
+    title = model.resolve().name
+    app = _source(f"indictune.serving.space_{'chat' if is_chat else 'classifier'}")
+    modules = ["indictune.serving.gradio_pages", *([] if is_chat else ["indictune.data.languages"])]
+    packages = _PACKAGES if is_chat else (*_PACKAGES, "lingua-language-detector")
+    needed = [f"{name}=={version(name).partition('+')[0]}" for name in packages]  # without the build, as in 2.13.0+cpu
+    return {
+        "app.py": app.replace('"TITLE"', json.dumps(title, ensure_ascii=False)),
+        **{_SHARED[module]: _source(module) for module in modules},
+        "requirements.txt": "".join(f"{line}\n" for line in needed),
+        ".gitattributes": _ATTRIBUTES,
+        CARD: _readme(model, title),
+    }
+
+
+def _source(module: str) -> str:
+    package, _, name = module.rpartition(".")
+    text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    for shared, file in _SHARED.items():
+        text = text.replace(f"from {shared} import", f"from {file.removesuffix('.py')} import")
+    return text
+
+
+def _readme(model: Path, title: str) -> str:
+    described = (metadata_load(model / CARD) if (model / CARD).is_file() else None) or {}
+    metadata = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=version("gradio"),
+        app_file="app.py",
+        license=described.get("license"),
+        models=[base] if is_hub_name(base := str(described.get("base_model") or "")) else None,
+        emoji="💬",
+        colorFrom="indigo",
+        colorTo="green",
+    )
+    return f"---\n{metadata.to_yaml()}\n---\n\n{_README.format(title=escaped(title), gradio=version('gradio'))}"
+
+
+def holds_language_model(folder: Path) -> bool:
+    """Whether the folder holds a language model. A folder without a model does not."""
+    return continues_texts(json_or_nothing(config_file(folder)).get("architectures"))

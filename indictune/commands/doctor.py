@@ -48,11 +48,7 @@ class DoctorFlags(Checked):
 
 
 def run_doctor(flags: Mapping[str, list[str]]) -> int:
-    """Examine this machine, alone or under a launcher; returns the exit code, 1 if a check fails.
-
-    Raises:
-        UserError: a flag of the command itself is wrong.
-    """
+    """Examine this machine, alone or under a launcher; exit code 1 if a check fails."""
     flags = with_flag(flags, "config")
     recipe, task = task_of_flags(flags, DoctorFlags)
     args = recipe.build(DoctorFlags)

@@ -34,20 +34,14 @@ _MIB = 2**20
 def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Read and check everything up to the model's weights, and print the plan; returns the exit code.
 
-    Args:
-        task_name: of the run.
-        argv: the flags of its script.
-        environ: of rank 0, as the launcher would set it.
-
-    Raises:
-        UserError: all problems of the run.
+    `argv` are the flags of the task's script, and `environ` that of rank 0, as the launcher would set it.
     """
     task, plan, problems = _planned(task_name, argv, environ)
     rows = read_rows(plan, task, problems + preflight(plan, task))
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
     assert plan.model_config is not None
-    active_rows = count_active_rows(plan, tokens.datasets, rows.tokenizer)
+    active_rows = count_active_rows(plan, (tokens.train, tokens.validation, tokens.test), rows.tokenizer)
     meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
     weights = ModelWeights(meta)
     counts = replace(meta.counts, total=meta.counts.total + weights.unused)
@@ -72,7 +66,7 @@ def _planned(
     task_name: str, argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Task[Any, Any, Any], RunPlan[Any, Any], list[Problem]]:
     task = next(each for each in TASKS if each.name == task_name)
-    return task, *make_plan(read_recipe(argv, task.arguments()), environ, task)
+    return task, *make_plan(read_recipe(argv, task.arguments), environ, task)
 
 
 def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: ParameterCounts) -> str:

@@ -40,17 +40,16 @@ class EvaluateFlags(EvaluationArguments):
 
 
 def run_evaluate(flags: Mapping[str, list[str]]) -> int:
-    """Score a model, or compare two runs; returns the exit code.
-
-    Raises:
-        UserError: as `compare_runs` or `score_public_tasks`. A score on a file reports its problems itself.
-    """
+    """Score a model, or compare two runs."""
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.config.recipe import read_recipe
 
     recipe = read_recipe(flags, (EvaluateFlags,))
     if "compare" in flags:
-        return until_stopped(lambda: compare_runs(recipe))
+        from indictune.evaluation.comparison import print_comparison
+
+        _refuse_others(recipe, "--compare", ("compare", "json"))
+        return until_stopped(lambda: print_comparison(recipe.values["compare"], recipe.values.get("json", False)))
     if "lm_eval_tasks" in flags:
         return until_stopped(lambda: score_public_tasks(recipe))
     from indictune.commands.evaluate_file import evaluation_of
@@ -59,24 +58,8 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
     return execute(evaluation_of(recipe), recipe, replaceable=("metrics.json",))
 
 
-def compare_runs(recipe: Recipe) -> int:
-    """Compare the predictions in the folders of two runs; returns the exit code.
-
-    Raises:
-        UserError: a flag of another kind of evaluation, or as `print_comparison`.
-    """
-    from indictune.evaluation.comparison import print_comparison
-
-    _refuse_others(recipe, "--compare", ("compare", "json"))
-    return print_comparison(recipe.values["compare"], recipe.values.get("json", False))
-
-
 def score_public_tasks(recipe: Recipe) -> int:
-    """Write `lm_eval.json` and print its table; returns the exit code.
-
-    Raises:
-        UserError: the package is missing, another flag is given, there is no such task, or its rows cannot be read.
-    """
+    """Write `lm_eval.json` and print its table; returns the exit code."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("extra-missing", _FLAG, extra="lm-eval", packages="lm-eval")
     _refuse_others(recipe, _FLAG, (*_TAKEN, *(name for name in recipe.values if name.startswith("lm_eval_"))))
@@ -117,8 +100,7 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
 
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.score_names import near_names
-    from indictune.models.finished_model import trained_config
-    from indictune.models.load import load_tokenizer
+    from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)

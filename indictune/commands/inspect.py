@@ -35,11 +35,7 @@ class InspectFlags(Checked):
 
 
 def run_inspect(flags: Mapping[str, list[str]]) -> int:
-    """Show the health of the rows that the flags name, and some of them; returns the exit code.
-
-    Raises:
-        UserError: all problems of the flags and the rows.
-    """
+    """Show the health of the rows that the flags name, and some of them."""
     recipe, task = task_of_flags(with_flag(flags, "train_file"), InspectFlags)
     recipe.problems.extend(problems_of(recipe.build, InspectFlags))
     if "max_length" not in recipe.values:
@@ -67,21 +63,18 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
 
 def _fit_max_length(recipe: Any, task: Any) -> None:
     """Set --max_length to the default, or to the model's positions if they are fewer."""
-    model = unresolved(task.model_arguments, recipe.values)
+    of_model, of_rows, _ = task.arguments
+    model = unresolved(of_model, recipe.values)
     if problems_of(task.read_config, model):  # `prepare_rows` reports them
         return
-    default = unresolved(task.data_arguments, {}).max_length
+    default = unresolved(of_rows, {}).max_length
     recipe.values["max_length"] = min(default, positions_of(task.read_config(model)) or default)
 
 
 def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: tuple[str, str]) -> str:
     """A training row: where it stands, and its text with `marks` around each token that the loss counts.
 
-    Args:
-        made: the rows.
-        index: of the row, from 0.
-        classes: names of the labels of a classifier, which reads all tokens and learns one label.
-        marks: before and after a token.
+    `classes` are names of the labels of a classifier, which reads all tokens and learns one label.
     """
     row = made.tokens.train[index]
     ids = row["input_ids"]

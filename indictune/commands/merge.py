@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
+import torch
+from peft import PeftConfig
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
-from indictune.errors import Problem, problem
+from indictune.errors import Problem, Problems, UserError, problem
+from indictune.hub.card import write_card
+from indictune.models.adapters import base_of, check_base, config_file, nf4_config
+from indictune.models.atomic_folder import (
+    TOKENIZER_FILES,
+    check_output_folder,
+    copy_model_files,
+    match_config_mode,
+    whole_folder,
+)
+from indictune.models.config_shapes import KINDS
+from indictune.models.load import (
+    add_adapter,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    stored_quantisation,
+    take_quantisation,
+)
+from indictune.models.trusted_files import check_adapter, check_links, explained
+from indictune.upstream import set_weight_conversions
+
+_BASE_FLAG = "--base_model"
 
 
 @dataclass
@@ -50,15 +80,135 @@ class MergeFlags(Checked):
 
 
 def run_merge(flags: Mapping[str, list[str]]) -> int:
-    """Write the merged model, with a card that has the scores of the adapter; returns the exit code.
-
-    Raises:
-        UserError: every problem of the flags, or as `merge`.
-    """
+    """Write the merged model, with a card that has the scores of the adapter."""
     args = read_arguments(flags, MergeFlags, "adapter")
-    from indictune.hub.card import write_card  # slow, as torch is
-    from indictune.models.finished_model import merge
-
-    print(printable(merge(**vars(args))))
+    print(printable(merge(args)))
     write_card(Path(args.output_dir), run=Path(args.adapter))
     return 0
+
+
+def merge(args: MergeFlags) -> str:
+    """Write the merged model to `args.output_dir`, whole or not at all. Returns a line for the user.
+
+    Raises:
+        UserError: the adapter, its base and the flags do not fit together.
+    """
+    target, source = Path(args.output_dir), Path(args.adapter)
+    problems = Problems()
+    problems.attempt(check_output_folder, target, "--output_dir")
+    with problems.collecting():
+        check_adapter(source, "--adapter")
+        check_links(source, "--adapter")
+    problems.raise_any()
+    base = _base(args)
+    model = _merged(args, base)
+    size_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    way_out = "Use a folder on another disk, or --dtype bfloat16."
+    with whole_folder(target, "--output_dir", size_bytes, way_out) as folder:
+        unrounded = folder.with_name("unrounded") if args.to_4bit else folder
+        model.save_pretrained(unrounded, max_shard_size=args.max_shard_size)
+        _check_written(model, unrounded)
+        if args.to_4bit:
+            print("--to_4bit rounds the merged weights again. Evaluate this model before you use it.", file=sys.stderr)
+            _read_again(model, unrounded, quantization_config=nf4_config()).save_pretrained(folder)
+        _copy_description(source, base, folder)
+        match_config_mode(folder)
+    form = "4 bit" if args.to_4bit else str(model.dtype).removeprefix("torch.")
+    merged_from = f"{source} and {base.model_name_or_path}"
+    return f"{target}: {type(model).__name__} in {form}, merged from {merged_from}."
+
+
+def _base(args: MergeFlags) -> ModelArguments:
+    """The base, at the commit that the adapter was trained on."""
+    adapter = Path(args.adapter)
+    trained_on = base_of(adapter)
+    name, revision = args.base_model or trained_on.name, args.base_revision or trained_on.revision
+    if not name:
+        raise UserError("base-unknown", "--adapter", adapter)
+    check_base(adapter, name, args.base_revision)
+    if (name, revision) == (trained_on.name, trained_on.revision):
+        revision = trained_on.commit_hash or revision
+    return ModelArguments(
+        name, model_revision=revision, trust_remote_code=args.trust_remote_code, device_map="cpu", method="lora"
+    )
+
+
+def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
+    """The base, as it was in training, with the adapter merged into it."""
+    adapter, kinds = Path(args.adapter), {task: kind for kind, task in KINDS.values()}
+    with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+        peft_config = PeftConfig.from_pretrained(str(adapter))
+    task = peft_config.task_type
+    if task not in kinds:
+        raise UserError("adapter-task", "--adapter", adapter, task=task, known=" or ".join(kinds))
+    model, new = _read_base(args, base, kinds[task])
+    was_tied = not peft_config.to_dict().get("ensure_weight_tying") and _untie(model)
+    merged = cast(PreTrainedModel, add_adapter(model, new, adapter, "--adapter").merge_and_unload())
+    if was_tied:
+        _tie_equal(merged)
+    for name, tensor in merged.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UserError("merged-weights-not-finite", "--dtype", merged.dtype, weight=name)
+    return merged
+
+
+def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple[PreTrainedModel, set[str]]:
+    """The base in the type of the merged weights, and the names of its weights that are new."""
+    adapter = Path(args.adapter)
+    base_config = config = read_config(base, _BASE_FLAG)
+    if config_file(adapter).is_file():  # other tools save none
+        with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+            config = AutoConfig.from_pretrained(config_file(adapter), trust_remote_code=base.trust_remote_code)
+    if args.base_weights == "dequantised" and not stored_quantisation(config):
+        raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
+    dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)
+    quantisation = take_quantisation(config, base_config)
+    if args.base_weights == "original":
+        quantisation = None
+    model, new = read_weights(kind, base, config, dtype, _BASE_FLAG, quantisation)
+    if any(getattr(module, "source_cls", None) is Conv1D for module in model.modules()):
+        # transformers (5.23) would dequantise these layers of GPT-2 to transposed weights.
+        raise UserError("adapter-cannot-be-merged", "--adapter", adapter, found="a quantised base with Conv1D layers")
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()  # type: ignore[no-untyped-call]
+        # Saving reverses what reading did to the weights, which fails for weights stored in 4 bit (transformers 5.23).
+        set_weight_conversions(model, None)
+        nn.Module.to(model, dtype)
+    return model, new
+
+
+def _untie(model: PreTrainedModel) -> bool:
+    """Whether the output layer was tied to the input embedding, whose copy it gets: an adapter may change only one."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    is_tied = head is not None and head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight
+    if is_tied:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    return is_tied
+
+
+def _tie_equal(model: PreTrainedModel) -> None:
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weight = cast(nn.Embedding, model.get_input_embeddings()).weight
+    model.config.tie_word_embeddings = torch.equal(head.weight, weight)
+    if model.config.tie_word_embeddings:
+        head.weight = weight
+
+
+def _check_written(model: PreTrainedModel, folder: Path) -> None:
+    written = _read_again(model, folder).state_dict()
+    wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
+    if wrong:
+        raise RuntimeError(f"{folder}: the written weights differ from the merged ones, first {wrong[0]}.")
+
+
+def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTrainedModel:
+    return type(model).from_pretrained(folder, dtype=model.dtype, device_map="cpu", **settings)
+
+
+def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None:
+    """Save tokenizer, chat template, generation settings and recipe of the adapter, or else of the base."""
+    if any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        copy_model_files(adapter, TOKENIZER_FILES, folder)
+    else:
+        read_tokenizer(base, _BASE_FLAG).save_pretrained(folder)
+    copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # for `evaluate`

@@ -31,17 +31,9 @@ _HEADER = ("strategy", "processes", "loss", "grad norm", "weights", "evaluation"
 CONSOLE = "console.log"
 # What makes runs comparable, unless the user asks for something else.
 _EXACT = {
-    "dropout": "0",
-    "bf16": "false",
-    "fp16": "false",
-    "tf32": "false",
-    "eval_strategy": "no",
-    "save_strategy": "no",
-    "load_best_model_at_end": "false",
-    "snapshot_steps": "0",
-    "push_to_hub": "false",
-    "num_sample_generations": "0",
-    "report": "false",
+    **dict.fromkeys(("dropout", "snapshot_steps", "num_sample_generations"), "0"),
+    **dict.fromkeys(("eval_strategy", "save_strategy"), "no"),
+    **dict.fromkeys(("bf16", "fp16", "tf32", "load_best_model_at_end", "push_to_hub", "report"), "false"),
 }
 # What the trace needs: every step is logged, and rows are read in the process that trains.
 _TRACED = {"dataloader_num_workers": "0", "logging_strategy": "steps", "logging_steps": "1"}
@@ -76,34 +68,17 @@ class ParityFlags(Checked):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended.
-
-    Attributes:
-        name: of the strategy.
-        processes: that were asked for.
-        folder: of the run.
-        state: of `status.json`: ok, user_error, failed or resumable.
-        message: why it is not ok.
-    """
+    """How the run of a strategy ended."""
 
     name: str
     processes: int
     folder: Path
-    state: str
-    message: str
-
-    @property
-    def traced(self) -> Traced:
-        """What it left, if it is ok."""
-        return Traced(self.name, self.folder)
+    state: str  # of `status.json`: ok, user_error, failed or resumable
+    message: str  # why it is not ok
 
 
 def run_parity(flags: Mapping[str, list[str]]) -> int:
-    """Compare the runs of a recipe; returns the exit code, 1 if a run differs.
-
-    Raises:
-        UserError: all problems of the flags and the recipe, or one process cannot run it.
-    """
+    """Compare the runs of a recipe; exit code 1 if a run differs."""
     own = [each.name for each in fields(ParityFlags)]
     args = read_arguments({name: flags[name] for name in own if name in flags}, ParityFlags, "strategies")
     asked = read_asked({name: words for name, words in flags.items() if name not in own})
@@ -125,8 +100,9 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
             raise UserError("parity-no-reference", value=reference.message)
         ended = [run_one(asked, name, launcher, folder / name) for name, launcher in launchers.items()]
         ok = [each for each in ended if each.state == "ok"]
-        compared = [compare_traces(reference.traced, each.traced, args.tolerance) for each in ok]
-        losses = {each.name: each.traced.losses for each in (reference, *ok)}
+        traced = {each.name: Traced(each.name, each.folder) for each in (reference, *ok)}
+        compared = [compare_traces(traced[ONE], traced[each.name], args.tolerance) for each in ok]
+        losses = {name: each.losses for name, each in traced.items()}
         failed = [each for each in ended if each.state != "ok"]
     if args.plot:
         draw_losses(losses, args.tolerance, Path(args.plot))

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
-from indictune.commands.plan_text import OF_FP16, plan_text, record
-from indictune.commands.prepare import task_of_flags
-from indictune.commands.ranking import SOURCES, Ranking, micro_batch_name, rank
+import torch
+
+from indictune.commands.plan_text import (
+    MICRO_BATCHES,
+    OF_FP16,
+    Ranking,
+    micro_batch_flag,
+    micro_batch_name,
+    plan_text,
+    record,
+)
+from indictune.commands.prepare import read_and_tokenise, task_of_flags
+from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
-from indictune.config.read_words import with_flag
+from indictune.config.read_words import read_flags, with_flag
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes
+from indictune.data.collation import lengths_of, text_lengths
+from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
-from indictune.models.load import read_config
-from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name
+from indictune.models.config_shapes import meta_model
+from indictune.models.load import check_max_length, read_config, stored_quantisation
+from indictune.planning.candidates import Candidate, candidates, unknown_lengths
+from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name, this_machine
 from indictune.planning.rank_bytes import is_half
-from indictune.planning.step_time import flops_of_gpu
+from indictune.planning.rank_weights import ModelWeights
+from indictune.planning.step_time import RowLengths, flops_of_gpu
 from indictune.preflight.derive import plan_of_rows
-from indictune.tasks.all_tasks import task_of
+from indictune.tasks.all_tasks import TASKS, task_of
 from indictune.tasks.protocol import Task
 
+# Flags that name rows.
+_SOURCES = ("train_file", "train_files", "dataset_name")
+_METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 _OF_ROWS = ("no-training-rows", "output-dir-missing")  # which a plan does without
 # Of the terms of `Memory`, in its order. Distinct for the colour-blind too (Okabe and Ito).
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#F0E442", "#CC79A7", "#999999")
@@ -48,11 +66,7 @@ class PlanFlags(MachineArguments):
 
 
 def run_plan(flags: Mapping[str, list[str]]) -> int:
-    """Print which strategy files fit a run; returns the exit code, 1 if nothing fits.
-
-    Raises:
-        UserError: as `ranking_of_flags`, or `plan-not-written`.
-    """
+    """Print which strategy files fit a run; exit code 1 if nothing fits."""
     flags = with_flag(flags, "config")
     flags = {"model_name_or_path" if name == "model" else name: words for name, words in flags.items()}
     args, machine, ranking = ranking_of_flags(flags)
@@ -65,11 +79,7 @@ def run_plan(flags: Mapping[str, list[str]]) -> int:
 
 
 def ranking_of_flags(flags: Mapping[str, list[str]]) -> tuple[PlanFlags, Machine, Ranking]:
-    """The machine that the flags of a plan describe, and its ranking.
-
-    Raises:
-        UserError: all problems of the flags and the recipe; if there are none, those of the model and the rows.
-    """
+    """The machine that the flags of a plan describe, and its ranking. Flags are checked first."""
     recipe, task = task_of_flags(flags, PlanFlags)
     args, machine = _asked(recipe, task, flags)
     recipe, task = _of_model(recipe, task, flags)
@@ -93,7 +103,7 @@ def _asked(recipe: Recipe, task: Task[Any, Any, Any], typed: Collection[str]) ->
     if not {"config", "model_name_or_path"} & set(typed):
         usage = "indictune plan RECIPE.yaml --gpus 8, or --model NAME."
         problems.append(problem("argument-missing", "A recipe or --model", usage=usage))
-    for each in (task.model_arguments, task.data_arguments) if recipe.is_read else ():
+    for each in task.arguments[:2] if recipe.is_read else ():  # without those of the training
         found = problems_of(recipe.build, each)
         problems.extend(each for each in found if each.code not in _OF_ROWS and each not in problems)
     problems.raise_any()
@@ -106,11 +116,101 @@ def _of_model(
     recipe: Recipe, task: Task[Any, Any, Any], flags: Mapping[str, list[str]]
 ) -> tuple[Recipe, Task[Any, Any, Any]]:
     """The recipe and the task. If neither a flag, the recipe nor rows name the task, the model's head does."""
-    if {"task", *SOURCES} & recipe.values.keys():
+    if {"task", *_SOURCES} & recipe.values.keys():
         return recipe, task
-    own = task_of(read_config(recipe.build(task.model_arguments)).to_dict())
-    read = read_recipe(flags, (PlanFlags, *own.arguments()))
+    own = task_of(read_config(recipe.build(task.arguments[0])).to_dict())
+    read = read_recipe(flags, (PlanFlags, *own.arguments))
     return (recipe, task) if read.problems else (read, own)
+
+
+def rank(
+    plan: AnyPlan, task: Task[Any, Any, Any], machine: Machine, all_methods: bool, asked: int | None = None
+) -> Ranking:
+    """Read the rows, if the run names any, and rank the files. Rows are tokenised as by `indictune prepare`, and kept.
+
+    Args:
+        plan: of the run, without a launch. It has a model configuration.
+        all_methods: whether the other methods are ranked too.
+        asked: the micro-batch; None: the fastest that fits.
+    """
+    config = plan.model_config
+    assert config is not None
+    plan, lengths, active_rows = _with_rows(plan, task)
+    methods = [plan.model.method, *(each for each in _METHODS if all_methods and each != plan.model.method)]
+    adapted = None
+    found = dict[str, Sequence[Candidate]]()
+    for method in methods:
+        if method == "full" and stored_quantisation(config):
+            continue
+        own = replace(plan, model=replace(plan.model, method=method))
+        if method == "full":
+            meta = meta_model(own.model, config, plan.head, active_rows)
+        else:  # `lora` is the adapter of `qlora` on a base that is not packed
+            adapted = adapted or meta_model(replace(own.model, method="qlora"), config, plan.head)
+            meta = adapted if method == "qlora" else replace(adapted, packed=())
+        found[method] = candidates(own, ModelWeights(meta), machine, lengths, asked)
+    return Ranking(task.name, plan, machine, lengths, found)
+
+
+def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLengths, int | None]:
+    """The plan with the length that was found, the lengths of its rows, and the rows of its active vocabulary."""
+    if not any(plan.configuration.get(name) for name in _SOURCES):
+        assert plan.model_config is not None
+        check_max_length(plan.model_config, plan.data.max_length)
+        return plan, unknown_lengths(plan), None
+    made = read_and_tokenise(plan, Problems(), task)
+    tokens, plan = made.tokens, plan.with_max_length(made.tokens.max_length)
+    of_rows, of_texts = lengths_of(tokens.train).double(), text_lengths(tokens.train).double()
+    attended = float(of_texts.square().sum() / of_texts.sum())
+    lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
+    datasets = tokens.train, tokens.validation, tokens.test
+    return plan, lengths, count_active_rows(plan, datasets, made.rows.tokenizer)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The strategy file and the number of processes to start, flags of the micro-batch, and the reason in a line."""
+
+    strategy: str
+    processes: int
+    flags: dict[str, str]
+    reason: str
+
+
+def choose_strategy(task_name: str, words: Sequence[str], processes: int | None) -> Choice:
+    """The fastest strategy that fits this machine. A micro-batch that was typed is kept, and on a CPU the recipe's.
+
+    Args:
+        words: the flags of the task's script.
+        processes: that were asked for; None: one for each GPU, or one on the CPU.
+
+    Raises:
+        UserError: all problems of the recipe and its rows, or `plan-nothing-fits`.
+    """
+    task = next(each for each in TASKS if each.name == task_name)
+    recipe, typed, gpus = read_recipe(words, task.arguments), read_flags(words), torch.cuda.device_count()
+    plan, problems = plan_of_rows(recipe, task)
+    Problems(problems).raise_any()
+    count = processes or gpus or 1
+    machine = this_machine(count, gpus)
+    name, rows = micro_batch_name(plan), plan.training.global_batch_size
+    asked = int(recipe.values[name]) if name in (typed if gpus else recipe.values) else None
+    if asked and name not in typed and name != MICRO_BATCHES[0] and rows % (count * asked):
+        asked = None  # the recipe's is too large for so many processes
+    with catch_warnings(action="ignore"):  # of libraries, about each other
+        ranking = rank(replace(plan, gpus=gpus), task, machine, all_methods=False, asked=asked)
+    best, first = ranking.best, ranking.own[0]
+    capacity = shown_bytes(machine.memory_bytes)
+    if best is None:
+        needed = "unknown" if first.memory is None else shown_bytes(first.memory.total_bytes)
+        details = {"strategy": first.strategy, "needed": needed, "capacity": capacity}
+        raise UserError("plan-nothing-fits", "--strategy", "auto", **details)
+    assert best.memory is not None
+    others = sum(each.fits for each in ranking.own) - 1
+    of_what = f"{count} {'GPU' if gpus else 'CPU process'}{('s' if gpus else 'es') * (count > 1)}"
+    reason = f"on {of_what} an estimated {shown_bytes(best.memory.total_bytes)} of {capacity} each"
+    reason += f"; the fastest of {others + 1} that fit" if others else "; nothing else fits"
+    return Choice(best.strategy, count, {} if asked else micro_batch_flag(ranking, best), reason)
 
 
 def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:
@@ -131,11 +231,7 @@ def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:
 
 
 def draw_plan(ranking: Ranking, path: Path) -> None:
-    """Draw a bar for each strategy that can run the plan, with its terms, and a line at what a GPU has for it.
-
-    Raises:
-        UserError: `plan-not-written`.
-    """
+    """Draw a bar for each strategy that can run the plan, with its terms, and a line at what a GPU has for it."""
     from matplotlib.figure import Figure  # slow
 
     found = [each for each in ranking.own if each.memory is not None]
@@ -157,13 +253,8 @@ def draw_plan(ranking: Ranking, path: Path) -> None:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85} if is_cut else None
         axes.text(min(total, end) + (-0.01 if is_cut else 0.01) * end, place, text, va="center",
                   ha="right" if is_cut else "left", fontsize=9, bbox=box)  # fmt: skip
-    axes.axvline(
-        limit,
-        color="black",
-        linestyle="--",
-        linewidth=1.2,
-        label=f"{assumed('of_memory'):.0%} of a GPU: {limit:,.0f} GB",
-    )
+    label = f"{assumed('of_memory'):.0%} of a GPU: {limit:,.0f} GB"
+    axes.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=label)
     axes.set(xlim=(0, end), xlabel="GB of a GPU, estimated")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""What `indictune plan` prints: a table of what fits, why the rest does not, and the command that starts the run."""
+"""A ranking of the strategy files for a run, and what `indictune plan` prints of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import shlex
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from indictune.commands.ranking import MICRO_BATCHES, Ranking, micro_batch_flag
 from indictune.config.flag_table import SCRIPTS, WORDS, flags_of
+from indictune.config.plan import AnyPlan
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate
 from indictune.planning.hardware import Machine, assumed
 from indictune.planning.memory import CALIBRATION, calibration
+from indictune.planning.step_time import RowLengths
 from indictune.versions import as_seen_from_here, script, strategies
 
+MICRO_BATCHES = ("max_tokens_per_device", "per_device_train_batch_size")
 OF_FP16 = {"bf16": False, "fp16": True}  # of a run on GPUs without bf16
 # Flags that are not passed on as they were typed.
 _DECIDED = {"config", "task", "method", *MICRO_BATCHES, *flags_of("indictune plan")}
@@ -26,39 +28,57 @@ _GB = 1e9
 _TOKENS = 1e6  # for which time is given where no rows are read
 
 
-def plan_text(ranking: Ranking, rates: str, flags: Mapping[str, list[str]]) -> str:
-    """The answer for a terminal, in lines of at most 100 columns.
+@dataclass(frozen=True)
+class Ranking:
+    """The strategy files for a run."""
 
-    Args:
-        ranking: to show.
-        rates: of the machine, in words.
-        flags: that were typed.
-    """
+    task: str
+    plan: AnyPlan  # without a launch
+    machine: Machine
+    lengths: RowLengths  # of the training rows
+    # Those that fit first, the fastest of them first; the run's own method comes first.
+    by_method: Mapping[str, Sequence[Candidate]]
+
+    @property
+    def own(self) -> Sequence[Candidate]:
+        """Those of the run's own method."""
+        return self.by_method[self.plan.model.method]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits."""
+        return self.own[0] if self.own[0].fits else None
+
+
+def micro_batch_name(plan: AnyPlan) -> str:
+    """The flag of micro-batches that counts in a run."""
+    return MICRO_BATCHES[plan.training.max_tokens_per_device is None]
+
+
+def micro_batch_flag(ranking: Ranking, each: Candidate) -> dict[str, str]:
+    """The flag of a micro-batch, with its value."""
+    name = micro_batch_name(ranking.plan)
+    return {name: str(each.tokens if name == MICRO_BATCHES[0] else each.rows)}
+
+
+def plan_text(ranking: Ranking, rates: str, flags: Mapping[str, list[str]]) -> str:
+    """The answer for a terminal, in lines of at most 100 columns; `rates` are of the machine, in words."""
     parts = [*_about(ranking, rates), *_of_best(ranking, flags), *other_methods(ranking), *_rest(ranking)]
     return "\n".join([*parts, f"The estimates are {calibration()}."])
-
-
-def hours_of_epoch(ranking: Ranking, each: Candidate) -> float:
-    """Hours for all training rows once; for a million tokens where none were read."""
-    assert each.step is not None
-    rows, of_step = ranking.lengths.rows, ranking.plan.training.global_batch_size
-    steps = -(-rows // of_step) if rows else _TOKENS / (of_step * ranking.lengths.mean)
-    return steps * each.step.seconds / 3600
 
 
 def record(ranking: Ranking, rates: str, flags: Mapping[str, list[str]]) -> dict[str, Any]:
     """All numbers: bytes, seconds and rows."""
     plan = ranking.plan
-    run = {
-        "task": ranking.task,
-        "model": plan.model.model_name_or_path,
-        "method": plan.model.method,
-        "global_batch_size": plan.training.global_batch_size,
-        "row_tokens": asdict(ranking.lengths),
-    }
     found = [each for some in ranking.by_method.values() for each in some]
     return {
-        "run": run,
+        "run": {
+            "task": ranking.task,
+            "model": plan.model.model_name_or_path,
+            "method": plan.model.method,
+            "global_batch_size": plan.training.global_batch_size,
+            "row_tokens": asdict(ranking.lengths),
+        },
         "machine": asdict(ranking.machine) | {"rates": rates},
         "calibrated_on_a_gpu": CALIBRATION.exists(),
         "candidates": [_record(ranking, each, flags) for each in found],
@@ -69,7 +89,9 @@ def _record(ranking: Ranking, each: Candidate, flags: Mapping[str, list[str]]) -
     named = {"strategy": each.strategy, "method": each.method}
     if each.memory is None or each.step is None or each.node is None or each.written is None:
         return named | {"refused": each.refused}
-    of_what = "an_epoch" if ranking.lengths.rows else "a_million_tokens"
+    rows, of_step = ranking.lengths.rows, ranking.plan.training.global_batch_size
+    of_what = "an_epoch" if rows else "a_million_tokens"
+    steps = -(-rows // of_step) if rows else _TOKENS / (of_step * ranking.lengths.mean)
     return {
         **named,
         "fits": each.fits,
@@ -81,7 +103,7 @@ def _record(ranking: Ranking, each: Candidate, flags: Mapping[str, list[str]]) -
         "written": asdict(each.written),
         "step": asdict(each.step) | {"seconds": each.step.seconds, "sent_s": each.step.sent_s},
         "mfu": each.mfu,
-        f"hours_of_{of_what}": hours_of_epoch(ranking, each),
+        f"hours_of_{of_what}": steps * each.step.seconds / 3600,
         "command": command_of(ranking, each, flags),
     }
 
@@ -145,17 +167,13 @@ def line(ranking: Ranking, each: Candidate) -> list[str]:
     assert step is not None
     assert node is not None
     assert largest is not None
-    of_tokens = ranking.plan.training.max_tokens_per_device is not None
+    of_tokens, least = ranking.plan.training.max_tokens_per_device is not None, float(assumed("least_step_s"))
     batches = [each.tokens, largest.tokens] if of_tokens else [each.rows, largest.rows]
+    seconds = f"<{least:g}" if step.seconds < least else _short(step.seconds)
     return [
         *(each.strategy, f"{memory.total_bytes / _GB:,.1f}", *(f"{size:,}" for size in batches)),
-        *(_step_time(step.seconds), f"{step.bubble:.0%}", _short(step.sent_bytes / _GB), f"{node.needed / _GB:,.0f}"),
+        *(seconds, f"{step.bubble:.0%}", _short(step.sent_bytes / _GB), f"{node.needed / _GB:,.0f}"),
     ]
-
-
-def _step_time(seconds: float) -> str:
-    least = float(assumed("least_step_s"))
-    return f"<{least:g}" if seconds < least else _short(seconds)
 
 
 def other_methods(ranking: Ranking) -> Iterator[str]:
@@ -208,10 +226,7 @@ def _short(number: float) -> str:
 def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]) -> str:
     """The command, in lines of at most 100 columns if its words allow. On several nodes each one takes it.
 
-    Args:
-        ranking: that has the candidate.
-        each: the candidate.
-        typed: flags of `indictune plan`, with `config` and `model_name_or_path`.
+    `typed` are flags of `indictune plan`, with `config` and `model_name_or_path`.
     """
     flags, machine, own = dict(typed), ranking.machine, ranking.plan.model.method
     recipe = flags.get("config", [])
@@ -226,16 +241,17 @@ def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]
         what = recipe or [next(word for word, name in WORDS.items() if name == ranking.task)]
         launch = {"strategy": [each.strategy], "num_processes": [str(machine.gpus)]}
         return _in_lines(["indictune", "train", *what], launch | asked)
-    start = {"config_file": [str(as_seen_from_here(strategies()[each.strategy]))], **_nodes(machine)}
+    start = {
+        "config_file": [str(as_seen_from_here(strategies()[each.strategy]))],
+        "num_machines": [str(machine.nodes)],
+        "num_processes": [str(machine.gpus)],
+        "machine_rank": ["NODE"],
+        "main_process_ip": ["HOST_OF_NODE_0"],
+        "main_process_port": ["29500"],
+    }
     to_script = ({"config": recipe} if recipe else {}) | {"output_dir": ["FOLDER"]} | asked
     named = str(as_seen_from_here(script(SCRIPTS[ranking.task])))
     return f"{_in_lines(['accelerate', 'launch'], start)} \\\n    {_in_lines([named], to_script)}"
-
-
-def _nodes(machine: Machine) -> dict[str, list[str]]:
-    given = {"num_machines": machine.nodes, "num_processes": machine.gpus}
-    texts = {"machine_rank": "NODE", "main_process_ip": "HOST_OF_NODE_0", "main_process_port": "29500"}
-    return {name: [str(value)] for name, value in (given | texts).items()}
 
 
 def _in_lines(start: Sequence[str], flags: Mapping[str, Sequence[str]]) -> str:

@@ -1,25 +1,32 @@
-"""`indictune predict`: label texts from the command line, standard input or a file."""
+"""`indictune predict`: label texts from the command line, standard input or a file; a killed command resumes."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+from filelock import Timeout
+from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import TextFileArguments, flag
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
+from indictune.data.cache import stored_batches, write_through
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
+from indictune.file_locks import lock_if_possible
+from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.models.adapters import config_file
 from indictune.prediction.labelled_rows import (
     WINDOW_ROWS,
@@ -29,18 +36,19 @@ from indictune.prediction.labelled_rows import (
     standard_input,
     text_batch,
     text_file,
-)
-from indictune.prediction.labelled_windows import (
-    LOOK_EVERY_S,
-    LabelledWindows,
-    LabellingProgress,
-    check_output,
-    write_output,
+    writer_of,
 )
 from indictune.prediction.served_classifier import Classifier, served_model
+from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
+_FLAG = "--output_file"
+_JOB = "job.json"
+_WINDOW = ".arrow"
+_LOOK_EVERY_S = 0.2
+_TELL_EVERY_S = 30.0
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
+WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 
 
 @dataclass
@@ -62,11 +70,7 @@ class PredictFlags(TextFileArguments):
 
 
 def run_predict(flags: Mapping[str, list[str]]) -> int:
-    """Label texts with a finished run's classifier; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, the model and the file.
-    """
+    """Label texts with a finished run's classifier."""
     rank = rank_of(os.environ)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     try:
@@ -83,7 +87,9 @@ def run_predict(flags: Mapping[str, list[str]]) -> int:
 
 def _predict(asked: PredictFlags) -> None:
     problems = Problems()
-    problems.attempt(_check_launch, asked)
+    launch = problems.attempt(read_launch, os.environ)
+    if launch is not None and launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
+        problems.append(problem("predict-of-many-processes", "--num_processes", launch.world_size))
     if asked.output_file is not None and rank_of(os.environ) == 0:  # a late rank may find the finished output
         problems.attempt(check_output, asked.output_file)
     served = served_model(asked, problems)
@@ -96,37 +102,21 @@ def _predict(asked: PredictFlags) -> None:
         assert served is not None
         classifier = Classifier(served, asked.max_tokens_per_device)
         if source is None:
-            if asked.text:
-                windows: Iterable[pa.RecordBatch] = [text_batch(asked.text)]
-            else:
-                windows = standard_input()
+            windows = iter([text_batch(asked.text)]) if asked.text else standard_input()
             _answer(windows, classifier, asked.output_file)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
             if source.bad.count:
-                _warn(source.bad.left_out())
+                print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         else:
             _label_file(source, classifier, Path(asked.output_file))
             if rank_of(os.environ) == 0:
                 _keep_rejected(source, Path(folder), Path(asked.output_file))
 
 
-def _check_launch(asked: PredictFlags) -> None:
-    """Refuse a launch that would not do what was asked for."""
-    launch = read_launch(os.environ)
-    if launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
-        raise UserError("predict-of-many-processes", "--num_processes", launch.world_size)
-
-
 @dataclass(frozen=True)
 class InputFile:
-    """A file whose rows were read once.
-
-    Attributes:
-        file: of the texts.
-        rows: how many there are.
-        bad: the rows that cannot be read.
-    """
+    """A file whose rows were read once: how many there are, and which cannot be read."""
 
     file: TextFile
     rows: int
@@ -134,11 +124,7 @@ class InputFile:
 
     @classmethod
     def of(cls, file: TextFile, bad: BadRows) -> InputFile:
-        """Read a file to its end, so that it is refused before the weights are read.
-
-        Raises:
-            UserError: with every problem of the file.
-        """
+        """Read a file to its end, so that it is refused before the weights are read."""
         with attributed_to("--input_file"):
             rows = sum(batch.num_rows for batch in file.windows(bad))
             bad.finish(rows)
@@ -151,7 +137,7 @@ class InputFile:
         return self.file.windows(BadRows(self.file.path, self.bad.skips_damage))
 
 
-def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
+def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
     labelled = (label(classifier, window) for window in windows)
     if output is not None:
         write_output(Path(output), labelled)
@@ -169,14 +155,14 @@ def _label_file(source: InputFile, classifier: Classifier, output: Path) -> None
         windows.open()
     elif not windows.wait_until_open():
         return
-    with LabellingProgress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as progress:
+    with labelling_progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as show:
         for number, batch in enumerate(source.windows()):
-            if number % world_size == rank and not windows.has(number):
+            if number % world_size == rank and not windows.path(number).exists():
                 windows.put(number, label(classifier, batch))
-                progress.show(windows.done() * WINDOW_ROWS)
+                show(windows.done() * WINDOW_ROWS)
         while rank == 0 and windows.done() < windows.count:
-            time.sleep(LOOK_EVERY_S)
-            progress.show(windows.done() * WINDOW_ROWS)
+            time.sleep(_LOOK_EVERY_S)
+            show(windows.done() * WINDOW_ROWS)
     if rank == 0:
         windows.finish()
         print(f"Written to {output}", file=sys.stderr)
@@ -196,9 +182,172 @@ def _keep_rejected(source: InputFile, folder: Path, output: Path) -> None:
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")
         shutil.copyfile(rejected, kept)
-        _warn(source.bad.left_out())
+        print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         print(f"Rows that were left out, with reasons: {kept}", file=sys.stderr)
 
 
-def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+class LabelledWindows:
+    """Labelled windows in a hidden folder next to the output, one file each. All ranks share the folder.
+
+    `job` is all that the labels depend on; windows of another job are dropped.
+    """
+
+    def __init__(self, output: Path, job: Mapping[str, Any], count: int) -> None:
+        self.output = output
+        self.count = count
+        self.folder = output.with_name(f".{output.name}.unfinished")
+        self._job = json.dumps(job, ensure_ascii=False, sort_keys=True)
+
+    def open(self) -> None:
+        """On rank 0: make the folder, or keep the windows of a killed command that was the same."""
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock = lock_if_possible(self.folder / "lock")
+            except Timeout:
+                raise UserError("predict-in-progress", _FLAG, self.output, folder=self.folder) from None
+            if not self.is_open():
+                for path in self.folder.glob(f"*{_WINDOW}"):
+                    path.unlink()
+                self._write(_JOB, self._job.encode())
+
+    def is_open(self) -> bool:
+        """Whether the folder is that of this job."""
+        try:
+            return (self.folder / _JOB).read_text(encoding="utf-8") == self._job
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    def wait_until_open(self) -> bool:
+        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile."""
+        since = time.monotonic()
+        while not self.is_open():
+            if self.output.exists():
+                return False
+            if time.monotonic() - since > WAIT_FOR_RANK_0_S:
+                minutes = round(WAIT_FOR_RANK_0_S / 60)
+                raise UserError("predict-without-rank-0", _FLAG, self.output, folder=self.folder, minutes=minutes)
+            time.sleep(_LOOK_EVERY_S)
+        return True
+
+    def done(self) -> int:
+        """How many windows are labelled."""
+        return sum(name.endswith(_WINDOW) for name in os.listdir(self.folder))
+
+    def put(self, number: int, batch: pa.RecordBatch) -> None:
+        """Keep a labelled window, whole or not at all."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        with self.writing():
+            self._write(self.path(number).name, sink.getvalue())
+
+    def finish(self) -> None:
+        """Write the output, whole or not at all, and remove the folder."""
+        batches = (batch for number in range(self.count) for batch in stored_batches(self.path(number)))
+        with self.writing():
+            _write_whole(self.output, self.folder / "output", batches)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def path(self, number: int) -> Path:
+        """The file of a window, which exists if the window is labelled."""
+        return self.folder / f"{number:08d}{_WINDOW}"
+
+    def _write(self, name: str, content: Any) -> None:
+        unfinished = self.folder / f"{name}.{os.getpid()}"
+        try:
+            unfinished.write_bytes(content)
+            write_through(unfinished)
+            unfinished.replace(self.folder / name)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that writes. If the disk refuses (`output-not-written`), only whole windows are left."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_ROOM | REFUSED:
+                raise
+            kept = self.done() if self.folder.is_dir() else 0
+            if not kept:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            way_out = f"Make room, and repeat the command: it keeps {kept} of {self.count} parts." if kept else None
+            raise UserError("output-not-written", _FLAG, self.output, way_out, reason=error.strerror) from error
+
+
+def check_output(path: str) -> None:
+    """Refuse an output that exists, of an unknown kind, or in no folder."""
+    writer_of(path)
+    output = Path(path)
+    check_outside_checkpoints(output, _FLAG)
+    if os.path.lexists(output):
+        raise UserError("output-exists", _FLAG, output)
+    if not output.parent.is_dir():
+        raise UserError("no-output-folder", _FLAG, output, folder=output.parent)
+
+
+def write_output(output: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write labelled rows, whole or not at all; `output-not-written` if the disk refuses."""
+    try:
+        _write_whole(output, output.with_name(f".{output.name}.{os.getpid()}"), batches)
+    except OSError as error:
+        if error.errno not in NO_ROOM | REFUSED:
+            raise
+        raise UserError("output-not-written", _FLAG, output, reason=error.strerror) from error
+
+
+def _write_whole(output: Path, unfinished: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    try:
+        with unfinished.open("wb") as file:
+            writer_of(str(output))(file, batches)
+        write_through(unfinished)
+        unfinished.replace(output)
+        write_through(output.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def labelling_progress(rows: int, done: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show on standard error how many rows are labelled; `done` rows are those of an earlier, killed command.
+
+    Yields:
+        What takes a new number of labelled rows.
+    """
+    first = labelled = min(done, rows)
+    began = told = time.monotonic()
+    on_terminal = is_shown and sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if is_shown:
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+
+    def rate() -> float:
+        return (labelled - first) / (time.monotonic() - began)
+
+    def show(done: int) -> None:
+        nonlocal labelled, told
+        OWN_PROGRESS.moved()
+        bar.update(min(done, rows) - labelled)
+        labelled = min(done, rows)
+        if not on_terminal and time.monotonic() - told > _TELL_EVERY_S:
+            told = time.monotonic()
+            left_s = (rows - labelled) / max(rate(), 1e-9)
+            tell(f"{labelled:,} of {rows:,} rows, {rate():,.0f} rows/s, {duration(left_s)} left")
+
+    with tqdm(total=rows, initial=first, unit=" rows", disable=not on_terminal, dynamic_ncols=True) as bar:
+        if first:
+            tell(f"resuming: {first:,} of {rows:,} rows are labelled")
+        yield show
+    tell(f"{labelled - first:,} rows in {duration(time.monotonic() - began)} ({rate():,.0f} rows/s)")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `5 s`, `3 min` or `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

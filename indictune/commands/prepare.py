@@ -20,7 +20,7 @@ from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
-from indictune.errors import UserError, problems_of
+from indictune.errors import Problems, UserError, problems_of
 from indictune.files import cache_folder
 from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
@@ -38,11 +38,7 @@ class Prepared:
 
 
 def run_prepare(flags: Mapping[str, list[str]]) -> int:
-    """Prepare the rows of the run that the flags describe; returns the exit code.
-
-    Raises:
-        UserError: all problems of the recipe and the rows.
-    """
+    """Prepare the rows of the run that the flags describe."""
     started = time.monotonic()
     made = prepare_rows(*task_of_flags(flags))
     if made.tokens.summary:
@@ -57,14 +53,14 @@ def run_prepare(flags: Mapping[str, list[str]]) -> int:
 
 
 def prepare_rows(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
-    """Read and tokenise the rows of a run.
-
-    Raises:
-        UserError: all problems of the recipe and the rows.
-    """
+    """Read and tokenise the rows of a run; a `UserError` with all problems of the recipe and the rows."""
     if not recipe.is_read:  # else its values would be reported as missing
         recipe.problems.raise_any()
-    plan, problems = plan_of_rows(recipe, task)
+    return read_and_tokenise(*plan_of_rows(recipe, task), task)
+
+
+def read_and_tokenise(plan: AnyPlan, problems: Problems, task: Task[Any, Any, Any]) -> Prepared:
+    """The rows of a plan; a `UserError` with `problems` and those of the rows."""
     if plan.model_config is not None:
         problems.extend(problems_of(check_max_length, plan.model_config, plan.data.max_length))
     inputs = task.open(plan, problems)
@@ -76,10 +72,9 @@ def prepare_rows(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
 
 def show_rows(made: Prepared, notes: Sequence[str]) -> None:
     """Print notes to standard error, and a table of lengths."""
-    tokens = made.tokens
     for note in notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    print(lengths_table(tokens, tokens.max_length or int(made.plan.data.max_length)))
+    print(lengths_table(made.tokens, made.tokens.max_length or int(made.plan.data.max_length)))
 
 
 def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Recipe, Task[Any, Any, Any]]:
@@ -87,7 +82,7 @@ def task_of_flags(flags: Mapping[str, list[str]], *more: type[Any]) -> tuple[Rec
 
     Where several tasks fit, the training file decides. `more` are arguments besides those of the task.
     """
-    read = [(read_recipe(flags, (*more, *task.arguments())), task) for task in TASKS]
+    read = [(read_recipe(flags, (*more, *task.arguments)), task) for task in TASKS]
     named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
     fewest = min(len(recipe.problems) for recipe, _ in named or read)
     fit = [each for each in named or read if len(each[0].problems) == fewest]
@@ -111,7 +106,7 @@ def _task_of_file(named: Files) -> str:
 def lengths_table(tokens: Tokens, max_length: int) -> str:
     """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits."""
     body = []
-    for name, dataset in zip(SPLITS, tokens.datasets, strict=True):
+    for name, dataset in zip(SPLITS, (tokens.train, tokens.validation, tokens.test), strict=True):
         if dataset is None:
             continue
         lengths = dataset.with_format("arrow")[:]["length"].to_numpy()

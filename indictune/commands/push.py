@@ -57,11 +57,7 @@ class PushFlags(Checked):
 
 
 def run_push(flags: Mapping[str, list[str]]) -> int:
-    """Upload a finished model; returns the exit code, 1 if the push failed.
-
-    Raises:
-        UserError: all problems of the flags and the folder, or the Hub does not let this token write there.
-    """
+    """Upload a finished model; exit code 1 if the push failed."""
     folders, repositories = (bare := flags.get("", []))[:1], bare[1:]
     if repositories:
         flags = {"repo_id": repositories, **flags, "": folders}
@@ -78,7 +74,9 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     if not (folder / CARD).is_file():
         write_card(folder, repository)
     _name_repository(folder, repository)
-    _leave_texts_out(folder)
+    if write_without_texts(folder, folder):
+        again = f"`indictune report {folder}` shows them again."
+        print(printable(f"{REPORT} goes up without the texts of your rows. {again}"))
     names = published(folder, model_files(folder))
     size = sum((folder / name).stat().st_size for name in names) / 1e6
     print(f"Uploading {len(names)} files ({size:,.1f} MB) to {repository}: {', '.join(names)}", flush=True)
@@ -119,13 +117,6 @@ def _check_write(args: PushFlags) -> str:
         return made.repo_id
     except Exception as error:
         raise refusal_of(error, _COMMAND, args.repo_id) from error
-
-
-def _leave_texts_out(folder: Path) -> None:
-    """Write the report of a run again without texts of its rows, and say so."""
-    if write_without_texts(folder, folder):
-        again = f"`indictune report {folder}` shows them again."
-        print(printable(f"{REPORT} goes up without the texts of your rows. {again}"))
 
 
 def _name_repository(folder: Path, repository: str) -> None:

@@ -26,11 +26,7 @@ class RecipesFlags(Checked):
 
 
 def run_recipes(flags: Mapping[str, list[str]]) -> int:
-    """List the files, or copy those named; returns the exit code.
-
-    Raises:
-        UserError: an unknown or ambiguous name, or a file that exists already.
-    """
+    """List the files, or copy those named."""
     names, to = with_flag(flags, "names").get("names", []), Path(" ".join(flags.get("to", ["."])))
     files = everything()
     if not names:

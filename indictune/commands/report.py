@@ -37,11 +37,7 @@ class ReportFlags(Checked):
 
 
 def run_report(flags: Mapping[str, list[str]]) -> int:
-    """Write the report of one run, or compare several; returns the exit code.
-
-    Raises:
-        UserError: all problems of the flags and the folders.
-    """
+    """Write the report of one run, or compare several."""
     recipe = read_recipe(with_flag(flags, "runs"), (ReportFlags,))
     with recipe.problems.collecting():
         args = recipe.build(ReportFlags)

@@ -41,17 +41,13 @@ class ServeFlags(RequestLimits, ShownModelArguments, ClassifierArguments):
 
 
 def run_serve(flags: Mapping[str, list[str]]) -> int:
-    """Serve until a signal ends it; returns the exit code.
-
-    Raises:
-        UserError: with every problem of the flags, the address and the model.
-    """
+    """Serve until a signal ends it."""
     args = read_arguments(flags, ServeFlags, "model")
     check_extra("serve", "serve", "fastapi", "fastapi_offline", "uvicorn")
 
     from indictune.prediction.served_classifier import Classifier, served_model
     from indictune.serving.app import create_app
-    from indictune.serving.server import bound, run_server, warn_of_others
+    from indictune.serving.server import bound, run_server
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
@@ -61,6 +57,5 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
     assert served is not None
     with listener:
         app = create_app(Classifier(served, args.max_tokens_per_device), args.name, args)
-        warn_of_others(listener)
         run_server(app, listener, lambda url: f"Serving {args.name} on {url}. Try it on {url}/docs. Ctrl-C stops it.")
     return 0

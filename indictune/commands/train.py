@@ -51,15 +51,7 @@ class TrainFlags(Checked):
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user typed.
-
-    Attributes:
-        task: of the run.
-        recipe: its path; None without one.
-        content: of the recipe.
-        flags: for the script, as name and words.
-        launch: how it is started.
-    """
+    """What the user typed: a recipe and its content, flags for the script as name and words, and how it is started."""
 
     task: str
     recipe: Path | None
@@ -75,26 +67,22 @@ class Asked:
 
     def words(self) -> list[str]:
         """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
-        recipe = [] if self.recipe is None else ["--config", str(self.recipe)]
-        return recipe + [
-            word
-            for name, values in self.flags.items()
-            for word in (
-                [f"--{name}={values[0]}"] if len(values) == 1 and values[0][:1] == "-" else [f"--{name}", *values]
-            )
-        ]
+        words = [] if self.recipe is None else ["--config", str(self.recipe)]
+        for name, values in self.flags.items():
+            is_signed = len(values) == 1 and values[0].startswith("-")
+            words += [f"--{name}={values[0]}"] if is_signed else [f"--{name}", *values]
+        return words
 
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
-    """Start the run that the flags describe; returns its exit code.
-
-    Raises:
-        UserError: all problems of names, recipe and strategy.
-    """
+    """Start the run that the flags describe."""
     asked = chosen(with_defaults(read_asked(flags)))
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
-    _refuse_several_machines(launcher, [str(path), *asked.words()])
+    if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
+        options = [*launcher.options_of_machines(), "--machine_rank", "0"]
+        line = shlex.join(["accelerate", "launch", *options, str(path), *asked.words()])
+        raise UserError("several-machines", "--strategy", launcher.config_file, last=launcher.machines - 1, line=line)
     asked = fit_data_ranks(asked, launcher)
     if asked.launch.dry_run:
         from indictune.commands.dry_run import dry_run
@@ -111,11 +99,7 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
 
 
 def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
-    """Read the flags, as words or split already, and the recipe, without the libraries of a run.
-
-    Raises:
-        UserError: an unknown name, a recipe that cannot be read, or a task that is not given.
-    """
+    """Read the flags, as words or split already, and the recipe, without the libraries of a run."""
     flags = read_flags(given)
     bare = flags.pop("", [])
     tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
@@ -159,7 +143,7 @@ def chosen(asked: Asked) -> Asked:
     """The same with a strategy and a micro-batch in place of `--strategy auto`."""
     if asked.launch.strategy != "auto":
         return asked
-    from indictune.commands.ranking import choose_strategy  # takes seconds
+    from indictune.commands.plan import choose_strategy  # takes seconds
 
     choice = choose_strategy(asked.task, asked.words(), asked.launch.num_processes)
     flags = {name: [value] for name, value in choice.flags.items()}
@@ -168,15 +152,6 @@ def chosen(asked: Asked) -> Asked:
     print(f"indictune: --strategy auto takes {taken}: {choice.reason}", file=sys.stderr)
     launch = replace(asked.launch, strategy=choice.strategy, num_processes=choice.processes)
     return replace(asked, launch=launch, flags={**asked.flags, **flags})
-
-
-def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
-    """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
-    if launcher.machines > 1:
-        typed = ["accelerate", "launch", *launcher.options_of_machines(), "--machine_rank", "0", *words]
-        line = shlex.join(typed)
-        last = launcher.machines - 1
-        raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
 
 
 def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:

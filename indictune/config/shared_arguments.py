@@ -205,17 +205,6 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 
 
 @dataclass
-class ExportedModelArguments(FinishedModelArguments):
-    """A finished model that is written for another runtime."""
-
-    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
-    int8: bool = flag(False, "Store the weights in 8 bit: q8_0 in GGUF.")
-    input_file: str | None = flag(
-        None, "Texts on which an ONNX model is compared with the model. Default: 1,000 built-in tweets."
-    )
-
-
-@dataclass
 class EvaluationArguments(TextArguments, BadRowArguments):
     """Which finished model is scored on which rows. Values that are not given are those of its training."""
 

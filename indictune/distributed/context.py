@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, TrainingArg
 from indictune.config.plan import AnyPlan, Launch
 from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.errors import Problem, problem
-from indictune.models.adapters import without_adapter
 from indictune.models.attention import as_computed, joined_mask, unpadded_attention
+from indictune.models.load import without_adapter
 from indictune.models.unpadded import CAUSAL, why_not_joined
 from indictune.tasks.protocol import Collator
 

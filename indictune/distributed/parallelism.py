@@ -22,7 +22,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed import collectives, sharding
 from indictune.distributed.zero import DEEPSPEED_NAMES
-from indictune.models.adapters import without_adapter
+from indictune.models.load import without_adapter
 from indictune.models.task_models import is_unread
 from indictune.tasks.protocol import Collator
 

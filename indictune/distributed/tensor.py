@@ -15,7 +15,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from indictune.config.plan import AnyPlan
 from indictune.errors import Problem, problem
-from indictune.models.adapters import without_adapter
+from indictune.models.load import without_adapter
 
 # The style of transformers (5.23, `ALL_PARALLEL_STYLES`) that splits each module, by the module's name without layer
 # numbers.

@@ -56,15 +56,10 @@ _SETTINGS = {
 
 
 def write_card(folder: Path, repository: str | None = None, run: Path | None = None) -> None:
-    """Write the card of a finished run or of a model made from one. It replaces those of PEFT and TRL.
-
-    Args:
-        repository: on the Hub; None if it has none.
-        run: folder of the run that made the model; None if it is `folder`.
+    """Write the card of a finished run, or of a model made from a run elsewhere. It replaces those of PEFT and TRL.
 
     Raises:
         UserError: the folder holds an adapter whose record of its base cannot be read.
-        OSError: the disk does not take it.
     """
     write_whole(folder / CARD, str(card_of(card_facts_of(folder, repository, run or folder))))
 
@@ -151,18 +146,12 @@ def _results(facts: CardFacts) -> dict[str, Any]:
             continue
         splits.append({"name": name, **more})
     first = next((facts.breakdowns[key] for key in SPLITS if key in facts.breakdowns), None)
-    worst, has_intervals = first and _worst_language(first), first is not None
-    return {"splits": splits, "worst": worst, "intervals": has_intervals, "baseline": facts.baseline}
-
-
-def _worst_language(breakdown: Breakdown) -> dict[str, str] | None:
-    """The language with the worst main score, if there are several."""
-    languages, worst = breakdown.by["language"], breakdown.worst_language
-    if len(languages) < 2:
-        return None
-    value = languages[worst].scores[breakdown.score].value
-    rank = "highest" if breakdown.lower_is_better else "lowest"
-    return {"language": worst, "name": breakdown.score.replace("_", " "), "value": f"{value:.4f}", "rank": rank}
+    worst = None
+    if first is not None and len(first.by["language"]) > 1:
+        language, rank = first.worst_language, "highest" if first.lower_is_better else "lowest"
+        value = f"{first.by['language'][language].scores[first.score].value:.4f}"
+        worst = {"language": language, "name": first.score.replace("_", " "), "value": value, "rank": rank}
+    return {"splits": splits, "worst": worst, "intervals": first is not None, "baseline": facts.baseline}
 
 
 def _scores_of_groups(breakdown: Breakdown) -> Verbatim:
@@ -177,20 +166,15 @@ def _scores_of_groups(breakdown: Breakdown) -> Verbatim:
 
 
 def _data(facts: CardFacts) -> dict[str, Any]:
-    data: Mapping[str, Any] = facts.metrics.get("data") or {}
-    languages: Mapping[str, int] = data.get("languages") or {}
-    labels: Mapping[str, int] = data.get("labels") or {}
-    counted = (("language", languages), ("label", labels))
-    body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
-    total = [["all", f"{data['rows']:,}"]] if "rows" in data else []
+    rows = facts.training_rows
     source = str(facts.settings.get("dataset_name") or "")
     is_ours = source.startswith(builtin.PREFIX)
     return {
-        "rows": markdown_table(["training rows", "count"], [*body, *total]) if total else None,
+        "rows": markdown_table(["training rows", "count"], [*rows[1:], rows[0]]) if rows else None,
         "dataset": facts.dataset,
         "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
         "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
-        "defects": (data.get("notes") or [])[:_MOST_DEFECTS],
+        "defects": ((facts.metrics.get("data") or {}).get("notes") or [])[:_MOST_DEFECTS],
     }
 
 
@@ -203,7 +187,8 @@ def _training(facts: CardFacts) -> dict[str, Any]:
         **facts.how_it_ran,
         **{shown: settings.get(name) for name, shown in _SETTINGS.items() if name not in unused},
         "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
-        **_energy(facts),
+        "energy, in kWh (codecarbon)": _measured(facts, "energy_consumed"),
+        "emissions, in kg of CO2 (codecarbon)": _measured(facts, "emissions"),
     }
     known = ((name, value) for name, value in body.items() if value not in (None, ""))
     shown = [[name, f"{value:g}" if isinstance(value, float) else str(value)] for name, value in known]
@@ -215,14 +200,8 @@ def _training(facts: CardFacts) -> dict[str, Any]:
     }
 
 
-def _energy(facts: CardFacts) -> dict[str, str]:
-    measured = facts.energy
-    if not {"energy_consumed", "emissions"} <= measured.keys():
-        return {}
-    return {
-        "energy, in kWh (codecarbon)": f"{float(measured['energy_consumed']):.4g}",
-        "emissions, in kg of CO2 (codecarbon)": f"{float(measured['emissions']):.4g}",
-    }
+def _measured(facts: CardFacts, name: str) -> str | None:
+    return f"{float(facts.energy[name]):.4g}" if name in facts.energy else None
 
 
 def _link(name: str, kind: str) -> Verbatim:

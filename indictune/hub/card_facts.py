@@ -53,21 +53,15 @@ _NO_LANGUAGE = ("und", "mul", "zxx", "mis")
 
 @dataclass(frozen=True)
 class CardFacts:
-    """A model's folder, as its card sees it.
-
-    Attributes:
-        repository: on the Hub; None if it has none.
-        config: content of `config.json`, or of the base's for an adapter on a language model.
-        breakdowns: of `evaluation.json`, by the names of the blocks of `metrics.json`.
-    """
+    """A model's folder, as its card sees it."""
 
     folder: Path
     repository: str | None
-    config: dict[str, Any]
+    config: dict[str, Any]  # of `config.json`, or of the base for an adapter on a language model
     chosen: dict[str, Any]
     settings: dict[str, Any]
     metrics: dict[str, Any]
-    breakdowns: dict[str, Breakdown]
+    breakdowns: dict[str, Breakdown]  # by the names of the blocks of `metrics.json`
     baseline: dict[str, Any]
 
     @property
@@ -102,6 +96,16 @@ class CardFacts:
             "precision": metrics.get("dtype"),
             "global batch, in rows": metrics.get("global_batch_size"),
         }
+
+    @property
+    def training_rows(self) -> list[list[str]]:
+        """The number of training rows, and that of each language and label; empty if it is unknown."""
+        data: Mapping[str, Any] = self.metrics.get("data") or {}
+        if "rows" not in data:
+            return []
+        counted = [("language", data.get("languages") or {}), ("label", data.get("labels") or {})]
+        body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
+        return [["all", f"{data['rows']:,}"], *body]
 
     @property
     def dataset(self) -> str | None:
@@ -201,8 +205,9 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
     """Language, licence, base, datasets, task, library, tags and results, as far as they are known."""
     results = list(results_of(facts))
     task = facts.pipeline_tag
+    codes = (_LANGUAGE.fullmatch(language) for language in facts.languages)  # other names have no place here
     return ModelCardData(
-        language=language_codes(facts) or None,
+        language=sorted({each[1] for each in codes if each is not None and each[1] not in _NO_LANGUAGE}) or None,
         license=facts.settings.get("hub_license") or licence_of(facts.base),
         base_model=facts.base,
         datasets=[facts.dataset] if facts.dataset else None,
@@ -213,12 +218,6 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
         model_name=re.sub(r"[^\w.-]", "-", facts.model.rpartition("/")[2]),
         eval_results=results or None,
     )
-
-
-def language_codes(facts: CardFacts) -> list[str]:
-    """The languages of the rows by their ISO 639 code. Other names of languages have no place in the metadata."""
-    found = (_LANGUAGE.fullmatch(language) for language in facts.languages)
-    return sorted({each[1] for each in found if each is not None and each[1] not in _NO_LANGUAGE})
 
 
 def licence_of(base: str | None) -> str | None:
@@ -280,11 +279,7 @@ def label_rows(group: Group, digits: int) -> list[list[str]]:
 
 
 def block_rows(block: Mapping[str, Any], digits: int, prefix: str = "") -> tuple[list[str], list[list[str]]]:
-    """The scores of a block of `metrics.json` for a task without `evaluation.json`.
-
-    Returns:
-        The names of the scores, and rows of a table: of all rows, and of each language behind `prefix`.
-    """
+    """The names of the scores of a block of `metrics.json`, and rows of a table: of all rows and of each language."""
     names = list(scores_in(block))
     languages: Mapping[str, Any] = block.get("per_language") or {}
     rows = []

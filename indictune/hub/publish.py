@@ -45,18 +45,11 @@ class PushError(RuntimeError):
 
 @dataclass(frozen=True)
 class Destination:
-    """Where files go.
+    """Where files go."""
 
-    Attributes:
-        repo_id: name of the repository; without a namespace it is in the user's own.
-        private: whether only its owner sees a repository that is made; None leaves that to the Hub.
-        revision: the branch or the reference of a pull request; None is the default branch.
-        create_pr: open a pull request, instead of changing the branch.
-    """
-
-    repo_id: str
-    private: bool | None = None
-    revision: str | None = None
+    repo_id: str  # without a namespace it is in the user's own
+    private: bool | None = None  # whether only its owner sees a repository that is made; None leaves that to the Hub
+    revision: str | None = None  # the branch, or the reference of a pull request; None is the default branch
     create_pr: bool = False
 
     def command(self, folder: Path) -> str:
@@ -71,15 +64,8 @@ class Destination:
 def upload(folder: Path, names: Sequence[str], to: Destination, message: str) -> str:
     """Upload some files of a folder in one commit or more; returns the address of the commit or the pull request.
 
-    A file that the Hub has already is not sent again, so an upload that failed goes on when it is called again.
-
-    Args:
-        folder: that holds the files. It is not changed.
-        names: of the files, relative to the folder.
-        to: where they go. The repository and the branch are made if they are missing.
-
-    Raises:
-        PushError: the Hub refused, or did not answer.
+    A file that the Hub has already is not sent again, so an upload that failed goes on when it is called again. The
+    repository and the branch are made if they are missing. A `PushError` if the Hub refused, or did not answer.
     """
     hub = HfApi()
     set_client_factory(_client)
@@ -101,18 +87,15 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
 
 
 def retried(call: Callable[[], _Result]) -> _Result:
-    """What a call to the Hub returns. It is repeated while the Hub is busy or away, after longer and longer waits.
-
-    Raises:
-        Exception: of the call, if the Hub refused it, or after the last attempt.
-    """
+    """What a call to the Hub returns. It is repeated while the Hub is busy or away, after longer and longer waits."""
     for wait_s in WAITS_S:
         try:
             return call()
         except Exception as error:
             if not is_passing(error):
                 raise
-            wait_s = max(wait_s, min(_asked_wait_s(error), _LONGEST_WAIT_S))
+            asked = next((each.response.headers.get("Retry-After", "") for each in _refusals(error)), "")
+            wait_s = max(wait_s, min(int(asked) if asked.isdecimal() else 0, _LONGEST_WAIT_S))
             logger.warning("The Hub: %s. Trying again in %d s.", reason_of(error), wait_s)
             time.sleep(wait_s)
     return call()
@@ -128,7 +111,7 @@ def is_passing(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> int | None:
     """The status of the HTTP answer that an error is about; None for another error."""
-    return next((each.response.status_code for each in _chain(error) if isinstance(each, HfHubHTTPError)), None)
+    return next((each.response.status_code for each in _refusals(error)), None)
 
 
 def reason_of(error: BaseException) -> str:
@@ -136,10 +119,8 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
-def _asked_wait_s(error: BaseException) -> int:
-    answers = (each.response for each in _chain(error) if isinstance(each, HfHubHTTPError))
-    asked = next((answer.headers.get("Retry-After", "") for answer in answers), "")
-    return int(asked) if asked.isdecimal() else 0
+def _refusals(error: BaseException) -> Iterator[HfHubHTTPError]:
+    return (each for each in _chain(error) if isinstance(each, HfHubHTTPError))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -193,11 +174,7 @@ def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:
 
 
 def check_write(repo_id: str) -> None:
-    """Ask the Hub whether the token may write to a repository.
-
-    Raises:
-        HfHubHTTPError: it may not.
-    """
+    """Ask the Hub whether the token may write to a repository; an `HfHubHTTPError` if not."""
     retried(partial(HfApi().auth_check, repo_id, write=True))
 
 
@@ -208,11 +185,7 @@ def refusal_of(error: Exception, flag: str, name: str) -> UserError:
 
 
 def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
-    """Write a list of what is not pushed yet: a run that is killed while it ends would not be pushed otherwise.
-
-    Args:
-        saved: names of the files that this run saved as its model.
-    """
+    """Write a list of what is not pushed yet: a run that is killed while it ends would not be pushed otherwise."""
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         name = trainer.hub_model_id or repository_name(trainer.args.hub_model_id, folder)
@@ -224,10 +197,7 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     """Upload what a finished run has not pushed yet, if anything: its model, card, metrics and report.
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
-    this machine, and `training_args.bin`, a pickle.
-
-    Raises:
-        PushError: the Hub refused, or did not answer.
+    this machine, and `training_args.bin`, a pickle. A `PushError` if the Hub refused, or did not answer.
     """
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():
@@ -249,13 +219,8 @@ def destination_of(folder: Path, args: IndicTrainingArguments) -> Destination:
 def published(folder: Path, saved: Collection[str]) -> list[str]:
     """The files of a model's folder that a push uploads: its model, card, metrics, report and pictures.
 
-    The folder may also hold files of the user, of whatever names.
-
-    Args:
-        saved: names of the files that may be of the model.
-
-    Returns:
-        Names, without links: they may lead anywhere.
+    The folder may also hold files of the user, of whatever names. `saved` are those that may be of the model. Links
+    are left out: they may lead anywhere.
     """
     model = [folder / name for name in saved if any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
     documents = [path for pattern in _DOCUMENTS for path in folder.glob(pattern)]

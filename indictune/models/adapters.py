@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -28,19 +28,12 @@ END_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Base:
-    """The base of an adapter.
-
-    Attributes:
-        name: on the Hub, a folder, or a model of the package.
-        revision: branch, tag or commit, as the user named it.
-        commit_hash: the commit of `revision` during the training; None if unknown.
-        fingerprint: of a folder's weights during the training; None for a model of the Hub, or if unknown.
-    """
+    """The base of an adapter."""
 
     name: str
-    revision: str
-    commit_hash: str | None = None
-    fingerprint: str | None = None
+    revision: str  # branch, tag or commit, as the user named it
+    commit_hash: str | None = None  # of `revision` during the training; None if unknown
+    fingerprint: str | None = None  # of a folder's weights during the training; None for the Hub, or if unknown
 
 
 def config_file(folder: str | Path) -> Path:
@@ -56,7 +49,8 @@ def config_file(folder: str | Path) -> Path:
 def continues_texts(architectures: Sequence[str] | None) -> bool:
     """Whether `architectures` name a causal language model: of transformers, or by a usual name."""
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # also Gemma 3, whose name is unusual
-    return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
+    names = map(str, architectures or ())
+    return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def record_base(
@@ -69,11 +63,7 @@ def record_base(
 
 
 def base_of(adapter_folder: str | Path) -> Base:
-    """The base of an adapter, from its record, or from `adapter_config.json` if another tool made the adapter.
-
-    Raises:
-        UserError: `base-record-unreadable`.
-    """
+    """The base of an adapter, by its record, or by `adapter_config.json`; else `base-record-unreadable`."""
     record = Path(adapter_folder) / RECORD
     path = record if record.is_file() else Path(adapter_folder) / ADAPTER_CONFIG
     try:
@@ -92,7 +82,6 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
     """Refuse to use an adapter with other weights than it was trained on.
 
     Args:
-        adapter_folder: of the adapter.
         base_name_or_path: the base to use; a folder may have moved since the training.
         revision: of the base, as the user named it, or None.
 
@@ -132,11 +121,6 @@ def fingerprint(folder: Path) -> str:
             file.seek(max(0, size_bytes - END_BYTES))
             digest.update(file.read(END_BYTES))
     return digest.hexdigest()
-
-
-def without_adapter(model: nn.Module) -> Any:
-    """The transformers model, without the adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 ALL_LINEAR = "all-linear"
@@ -187,8 +171,6 @@ def add_lora(
     """Wrap the model so that LoRA matrices and some modules are trained, and the rest is frozen.
 
     Args:
-        model: any model of transformers.
-        args: size and modules of the matrices.
         task: peft's name for the task. For a classifier, peft trains the head whole by itself.
         trained_whole: modules to train and save whole, in addition to `args.modules_to_save`.
     """
@@ -206,11 +188,7 @@ def add_lora(
 
 
 def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
-    """Refuse to push an adapter on a local base: its files and card would name a path of this machine.
-
-    Raises:
-        UserError: `push-of-local-base`.
-    """
+    """Refuse to push an adapter on a local base (`push-of-local-base`): its files name a path of this machine."""
     if push_to_hub and args.method != "full" and Path(builtin.resolve(args.model_name_or_path)).is_dir():
         raise UserError("push-of-local-base", "--push_to_hub", model=args.model_name_or_path)
 

@@ -53,8 +53,6 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str | None =
 
     Args:
         folder: for the model, or a link to it. It is absent or empty.
-        flag: that names the folder.
-        size_bytes: of the model.
         way_out: if the disk is too small; None takes the one of the catalogue.
 
     Raises:

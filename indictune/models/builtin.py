@@ -85,11 +85,6 @@ def _save_random(kind: type[PreTrainedModel], config: PreTrainedConfig, folder: 
     model.save_pretrained(folder)
 
 
-def train_word_pieces(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer of at most `vocab_size` entries, learned from `texts`."""
-    return make_tokenizer(learn_vocabulary(texts, vocab_size), max_length)
-
-
 def make_tokenizer(vocabulary: Mapping[str, int], max_length: int) -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer that keeps every vowel sign and joiner.
 
@@ -241,17 +236,11 @@ PREFIX = "builtin:"
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """How a model is made.
+    """How a model is made."""
 
-    Attributes:
-        texts: the tokenizer learns from them.
-        build: writes a model made from texts to a folder; the same texts give the same bytes.
-        version: raise it when `build` changes, so that no stale cache is read.
-    """
-
-    texts: Callable[[], list[str]]
-    build: Callable[[Sequence[str], Path], None]
-    version: int = 1
+    texts: Callable[[], list[str]]  # that the tokenizer learns from
+    build: Callable[[Sequence[str], Path], None]  # writes a model to a folder; the same texts give the same bytes
+    version: int = 1  # raise it when `build` changes, so that no stale cache is read
 
 
 MODELS = {
@@ -282,11 +271,7 @@ def resolve(model_name_or_path: str) -> str:
 
 
 def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """Fill a folder of the cache, unless it is there. One process fills it; the others wait.
-
-    Raises:
-        UserError: `cache-not-written`.
-    """
+    """Fill a folder of the cache if it is missing. One process does; others wait. May raise `cache-not-written`."""
     what = "The built-in model"
     with kept_in(folder.parent, what):
         if folder.exists():

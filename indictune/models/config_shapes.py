@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import TaskType
@@ -20,69 +20,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from indictune.config.arguments import ModelArguments
-from indictune.errors import Problem, UserError, problem
-from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora, without_adapter
-from indictune.models.trusted_files import explained, first_line
-
-
-def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
-    """Check the attention and the names of an adapter's modules.
-
-    Args:
-        kind: transformers' Auto class for the task.
-        args: name the attention and the modules.
-        config: of the model; it is not changed.
-        untouched: modules without LoRA matrices.
-
-    Raises:
-        UserError: `attention-not-available` or `no-such-module`, with all problems; or `model-unreadable` if the model
-            fails with every attention.
-    """
-    names_modules = args.method != "full" and (args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save)
-    if not names_modules and args.attn_implementation is None:
-        return
-    with explained(args, Exception):
-        model = _meta_model(kind, args, config, None)
-    problems = _name_problems(model, args, untouched) if names_modules else []
-    try:
-        _meta_model(kind, args, config, args.attn_implementation)
-    except Exception as error:  # an attention needs packages and support by the model
-        details = {"model": args.model_name_or_path, "reason": first_line(error)}
-        problems.append(
-            problem("attention-not-available", "--attn_implementation", args.attn_implementation, **details)
-        )
-    if problems:
-        raise UserError(problems=problems)
-
-
-def _meta_model(
-    kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None
-) -> PreTrainedModel:
-    """The model on the device `meta`, from a copy of the configuration, because transformers changes it."""
-    with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(
-            deepcopy(config), trust_remote_code=args.trust_remote_code, attn_implementation=attention
-        )
-    return model
-
-
-def _name_problems(model: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> list[Problem]:
-    """Names without a match, which peft ignores if another name matches."""
-    modules = [name for name, _ in model.named_modules()]
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    targets = [name for name in linear if not name.startswith((*args.modules_to_save, *untouched))]
-    wanted = [name for name in args.lora_target_modules if name != ALL_LINEAR]
-    problems = _unmatched("--lora_target_modules", wanted, targets)
-    problems += _unmatched("--modules_to_save", args.modules_to_save, modules)
-    return problems
-
-
-def _unmatched(flag: str, names: Sequence[str], modules: Sequence[str]) -> list[Problem]:
-    """A problem if a name is no module's name, nor the end of one."""
-    unmatched = [name for name in names if not any(f".{each}".endswith(f".{name}") for each in modules)]
-    known = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
-    return [problem("no-such-module", flag, " ".join(unmatched), known=known)] if unmatched else []
-
+from indictune.models.adapters import HEAD_NAMES, add_lora
+from indictune.models.load import without_adapter
 
 KINDS = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, TaskType.SEQ_CLS),
@@ -93,18 +32,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """How many parameters a model has.
+    """How many parameters a model has."""
 
-    Attributes:
-        total: all of them, each shared one once, adapters included.
-        trained: those that get gradients.
-        packed: those that `--method qlora` keeps in 4 bit.
-        looked_up: those that no token is multiplied by: embeddings, without one that is the output layer too.
-    """
-
-    total: int
-    trained: int
-    packed: int = 0
+    total: int  # each shared one once, adapters included
+    trained: int  # those that get gradients
+    packed: int = 0  # those that `--method qlora` keeps in 4 bit
+    # Those that no token is multiplied by: embeddings, without one that is the output layer too.
     looked_up: int = field(default=0, compare=False)
 
     @property
@@ -115,17 +48,11 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A model on the device `meta`, which has shapes and no values.
-
-    Attributes:
-        whole: the model, in its adapter if the method has one.
-        packed: weights that `--method qlora` keeps in 4 bit.
-        looked_up: tables that no token is multiplied by.
-    """
+    """A model on the device `meta`, which has shapes and no values: whole, in its adapter if the method has one."""
 
     whole: nn.Module
-    packed: Collection[Tensor]
-    looked_up: Collection[Tensor]
+    packed: Collection[Tensor]  # weights that `--method qlora` keeps in 4 bit
+    looked_up: Collection[Tensor]  # tables that no token is multiplied by
 
     @property
     def own(self) -> PreTrainedModel:
@@ -145,7 +72,6 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
     """Build the model on the device `meta`, which reads no weights.
 
     Args:
-        args: name the method and the size of an adapter.
         config: of the model; it is not changed.
         head: end of the class name of the task's models, such as `ForCausalLM`.
         active_rows: rows of the embedding that are trained, of an active vocabulary; None for all.

@@ -1,4 +1,4 @@
-"""Read configuration, tokenizer and weights of a model from the Hub, a folder or the package."""
+"""Read configuration, tokenizer and weights of a model from the Hub, a folder or the package, or of a finished run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import torch
 from peft import PeftModel
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedConfig,
@@ -27,15 +29,18 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.adapters import freeze_quantised, nf4_config, without_adapter
+from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.trusted_files import (
+    ADAPTER_CONFIG,
     BROKEN,
     MODEL_FLAG,
+    check_adapter,
     check_indexes,
     check_links,
     check_tokenizer_settings,
     check_weights_setting,
     explained,
+    first_line,
 )
 
 logger = logging.getLogger(__name__)
@@ -73,25 +78,21 @@ POSITIONS_AFTER_PADDING = frozenset(
 
 
 def check_max_length(config: PreTrainedConfig, max_length: int | str) -> None:
-    """Refuse texts that are longer than the model's positions. `auto` keeps within them.
-
-    Raises:
-        UserError: `max-length-over-positions`.
-    """
+    """Refuse texts longer than the model's positions (`max-length-over-positions`). `auto` keeps within them."""
     positions = positions_of(config)
     if positions is not None and isinstance(max_length, int) and max_length > positions:
         given = "--max_length", max_length
         raise UserError("max-length-over-positions", *given, model=config.name_or_path, limit=positions)
 
 
-def positions_of(config: PreTrainedConfig) -> int | None:
-    """How many tokens a model has positions for; None for no limit.
+def positions_of(config: PreTrainedConfig | None) -> int | None:
+    """How many tokens a model has positions for; None for no limit, or for a model that is unknown.
 
     LongRoPE (Phi-3, Phi-4-mini) is limited to its original length: beyond it, transformers (5.23,
     `longrope_frequency_update`) chooses the rotation of all positions by the longest text of the micro-batch.
     """
     positions = getattr(config, "max_position_embeddings", None)  # also GPT-2's `n_positions`
-    if positions is None or positions < 0:  # XLNet has -1
+    if config is None or positions is None or positions < 0:  # XLNet has -1
         return None
     rope = config.to_dict().get("rope_parameters") or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # for all layers, or for each type
@@ -121,12 +122,13 @@ def set_module_dropout(model: nn.Module, probability: float | None) -> None:
 Model = PreTrainedModel | PeftModel
 
 
-def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
-    """The configuration of a model that is trusted.
+def without_adapter(model: nn.Module) -> Any:
+    """The transformers model, without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
-    Raises:
-        UserError: the configuration is unreadable or not trusted, or `adapter-as-model`.
-    """
+
+def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
+    """The configuration of a model that is trusted; else a `UserError`, such as `adapter-as-model`."""
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     with explained(args, Exception, flag=flag):
@@ -145,7 +147,6 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     """The configuration of a model to train, before any weights are read.
 
     Args:
-        args: name the model.
         known: transformers' mapping of the configurations that have a model for the task.
         task: name of such a model, for messages.
 
@@ -204,11 +205,7 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
 
 
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
-    """The model's tokenizer as it is, if it is trusted.
-
-    Raises:
-        UserError: the tokenizer is unreadable or not trusted; or `chat-template-name`.
-    """
+    """The model's tokenizer as it is, if it is trusted; else a `UserError`, such as `chat-template-name`."""
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
@@ -298,12 +295,87 @@ def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
 def check_vocabulary(
     args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
 ) -> None:
-    """Refuse a tokenizer with token ids beyond the rows of the model's embedding. Ids may have gaps.
-
-    Raises:
-        UserError: `token-id-without-row`.
-    """
+    """Refuse token ids beyond the rows of the model's embedding (`token-id-without-row`). Ids may have gaps."""
     rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
         raise UserError("token-id-without-row", flag, args.model_name_or_path, token_id=largest, rows=rows)
+
+
+def load_trained(
+    folder: str | Path,
+    trust_remote_code: bool = False,
+    trust_checkpoint: bool = False,
+    device_map: str | None = None,
+    kind: type[Any] = AutoModelForSequenceClassification,
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """A finished run's model for inference, quantised as in training.
+
+    Args:
+        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
+        device_map: "cpu" loads it there even if there is a GPU.
+        dtype: of the weights, unless they are quantised.
+
+    Raises:
+        UserError: the folder holds no finished model, or the adapter's base is unreadable.
+    """
+    args = ModelArguments(
+        str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
+    )
+    config = trained_config(args)
+    if not (Path(folder) / ADAPTER_CONFIG).exists():
+        model, new = read_weights(kind, args, config, dtype, "--model")
+        if new:
+            raise UserError("model-not-trained", "--model", folder, weight=min(new))
+        return model
+    check_adapter(Path(folder), "--model")
+    base = base_of(folder)
+    check_base(folder, base.name)
+    args.model_name_or_path, args.model_revision = base.name, base.commit_hash or base.revision
+    flag = f"--model {folder}: its base"
+    quantisation = take_quantisation(config, read_config(args, flag))
+    model, new = read_weights(kind, args, config, dtype, flag, quantisation)
+    return add_adapter(model, new, Path(folder), "--model")
+
+
+def trained_config(args: ModelArguments) -> PreTrainedConfig:
+    """The configuration of a finished run's model, or of the base of an adapter on a language model."""
+    folder = Path(args.model_name_or_path)
+    source = folder if (folder / "config.json").is_file() else config_file(folder)
+    with explained(args, Exception, flag="--model"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+    return config
+
+
+def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:
+    """How an adapter's base is quantised while it is read; None if it is not, or if its files are quantised.
+
+    The quantisation is removed from the adapter's configuration, unless the base's files are quantised.
+    """
+    settings = stored_quantisation(config)
+    if not settings or stored_quantisation(base_config):
+        return None
+    del config.quantization_config
+    return cast(BitsAndBytesConfig, BitsAndBytesConfig.from_dict(settings))  # type: ignore[no-untyped-call]
+
+
+def add_adapter(base: PreTrainedModel, new_weights: set[str], folder: Path, flag: str) -> PeftModel:
+    """The base with the adapter of a folder, for inference.
+
+    `new_weights` are names of the base's weights that are random, and that the adapter must replace.
+
+    Raises:
+        UserError: `adapter-does-not-fit`.
+    """
+    try:
+        model = PeftModel.from_pretrained(base, str(folder))
+        result = model.load_adapter(str(folder), model.active_adapter)  # again, for what does not fit
+    except Exception as error:  # broken files raise any error
+        raise UserError("adapter-does-not-fit", flag, folder, reason=first_line(error)) from error
+    replaced = tuple(name for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper))
+    random = [name for name in new_weights if not f"base_model.model.{name}".startswith(replaced)]
+    wrong = sorted([*result.missing_keys, *result.unexpected_keys, *random])
+    if wrong:
+        raise UserError("adapter-does-not-fit", flag, folder, reason=f"for example {wrong[0]}")
+    return model

@@ -26,6 +26,7 @@ from indictune.data.text.cleaning import (
     WORD,
     clean,
 )
+from indictune.files import write_json
 from indictune.models.load import positions_of
 from indictune.upstream import packed_linear, packed_weight
 
@@ -39,7 +40,7 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _HASH = rf"[#＃]{LETTER_OF_TAG}"
 _IN_WORD = f"[{WORD}]"
 # A character that gets a space between itself and a placeholder.
-_APART = f"[^{''.join(re.escape(each) for each in sorted(TOUCHING))}]".replace("&", r"\&")
+_APART = f"[^{''.join(map(re.escape, sorted(TOUCHING)))}]".replace("&", r"\&")
 
 
 def cleaning_steps() -> list[normalizers.Normalizer]:
@@ -58,12 +59,6 @@ def cleaning_steps() -> list[normalizers.Normalizer]:
         _replace(r"\s+", " "),
         normalizers.Strip(),
     ]
-
-
-def cut_after(characters: int, counts_spaces: bool) -> normalizers.Normalizer:
-    """Drop what follows the first `characters` of a cleaned text."""
-    each = "." if counts_spaces else " ?[^ ]"
-    return _replace(rf"(?m)\A(?>(?:{each}){{{characters}}})\K.+", "")
 
 
 def _hashtags() -> list[normalizers.Normalizer]:
@@ -104,18 +99,12 @@ _PROBES = (
 def serve_as_trained(
     folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int
 ) -> None:
-    """Let the tokenizer saved in a folder clean texts, and cut them to `max_length` tokens.
+    """Let the tokenizer saved in a folder clean texts, and cut them to `max_length` tokens, special ones included.
 
     transformers cuts only where it is asked to (`truncation=True`). Otherwise a long text would have more tokens than
     the model has positions, which ends in a crash: such a text is cut by its characters.
 
     A tokenizer that cannot clean stays as it was, and gets the length alone.
-
-    Args:
-        folder: holds the saved tokenizer.
-        tokenizer: of the training, which was given cleaned texts.
-        config: of the model.
-        max_length: of the training, special tokens included.
     """
     settings_file, backend_file = folder / "tokenizer_config.json", folder / "tokenizer.json"
     settings = json.loads(settings_file.read_text(encoding="utf-8")) | {"model_max_length": max_length}
@@ -126,13 +115,13 @@ def serve_as_trained(
         backend["normalizer"] = _before(backend["normalizer"], steps)
         side = tokenizer.truncation_side.capitalize()
         backend["truncation"] = {"direction": side, "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
-        _write(backend_file, backend)
+        write_json(backend_file, backend)
         plain = {"tokenizer_class": PLAIN_CLASS, "model_input_names": tokenizer.model_input_names}
-        _write(settings_file, settings | plain)
+        write_json(settings_file, settings | plain)
         if _cleans(folder, tokenizer, max_length):
             return
         backend_file.write_text(own, encoding="utf-8")
-    _write(settings_file, settings)
+    write_json(settings_file, settings)
     logger.warning("The saved tokenizer cannot clean texts itself. Give it the output of `clean` (docs/predict.md).")
 
 
@@ -172,7 +161,8 @@ def _cut(
     characters = positions - tokenizer.num_special_tokens_to_add() - (model["type"] == "Unigram")
     if characters < _LEAST_CHARACTERS_PER_TOKEN * max_length:
         return []
-    return [cut_after(characters, counts_spaces=model["type"] == "Unigram")]
+    each = "." if model["type"] == "Unigram" else " ?[^ ]"
+    return [_replace(rf"(?m)\A(?>(?:{each}){{{characters}}})\K.+", "")]  # drops what follows them
 
 
 def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> bool:
@@ -181,10 +171,6 @@ def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -
     cut = {"truncation": True, "max_length": max_length}
     raw, cleaned = saved(list(_PROBES), **cut), tokenizer([clean(text) for text in _PROBES], **cut)
     return dict(raw) == dict(cleaned)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # ALBERT uses one layer again and again. The layers of others add the attention of all tokens to their states.
@@ -256,11 +242,7 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def pack_weights(model: Any) -> None:
-    """Replace all linear layers. The model then has no weights to train or to save.
-
-    Args:
-        model: of transformers, without an adapter around it, for which `can_pack` holds.
-    """
+    """Replace all linear layers, if `can_pack`. The model then has no weights to train or to save."""
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is nn.Linear:

@@ -7,12 +7,14 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftModel, TaskType
+from peft import TaskType
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -30,8 +32,7 @@ from indictune.config.shared_arguments import LongText
 from indictune.errors import Problem, UserError, problem
 from indictune.files import cache_folder
 from indictune.models import builtin
-from indictune.models.adapters import HEAD_NAMES, add_lora
-from indictune.models.config_shapes import check_shapes
+from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora
 from indictune.models.load import (
     Model,
     check_vocabulary,
@@ -43,7 +44,7 @@ from indictune.models.load import (
     set_padding,
     stored_quantisation,
 )
-from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained
+from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained, first_line
 from indictune.models.unpadded import why_not_joined
 
 logger = logging.getLogger(__name__)
@@ -68,20 +69,13 @@ def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
     """The order of the label ids: the checkpoint's if its head has exactly these labels, else as given.
 
     So a head that was trained for the same labels keeps its meaning.
-
-    Raises:
-        UserError: `label-ids-not-consecutive`.
     """
     known = _known_labels(config)
     return known if sorted(known) == sorted(labels) else list(labels)
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """The label of each class id, in the order of the ids. A config.json may list them in another order.
-
-    Raises:
-        UserError: `label-ids-not-consecutive`.
-    """
+    """The label of each class id, in the order of the ids; `label-ids-not-consecutive` if an id is missing."""
     names = cast(dict[int, object], config.id2label or {})
     if sorted(names) != list(range(len(names))):
         ids = ", ".join(map(str, sorted(names)))
@@ -103,12 +97,10 @@ def load_classifier(
     They are in fp32, which mixed precision casts from; the quantised base of `qlora` is computed in bf16.
 
     Args:
-        args: name the model and the method.
         labels: the names in the order of their ids, from `label_order`.
         tokenizer: from `load_tokenizer`; its padding token becomes the model's.
         problem_type: for the model's configuration; None is `single_label_classification`.
         config: of the model. Default: that of a sequence classifier.
-        kind: transformers' Auto class of the model.
 
     Raises:
         UserError: the model is unreadable, or does not fit the tokenizer.
@@ -121,9 +113,24 @@ def load_classifier(
     config.problem_type = problem_type or "single_label_classification"
     set_config_dropout(config, args.dropout)
     base, new_weights = read_weights(kind, args, config, torch.float32)
+    # A checkpoint of masked language modelling lacks the pooler. The new one must be saved with the adapter: otherwise
+    # loading draws other random weights.
+    new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
+    besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
+    return _ready(base, args, tokenizer, TaskType.SEQ_CLS, besides_head)
+
+
+def _ready(
+    base: PreTrainedModel,
+    args: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    task: TaskType,
+    trained_whole: Sequence[str] = (),
+) -> Model:
+    """The model with the tokenizer's padding token, the dropout and the adapter that are asked for."""
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
-    model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)
+    model = base if args.method == "full" else add_lora(base, args, task, trained_whole)
     set_module_dropout(model, args.dropout)
     return model
 
@@ -132,17 +139,6 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
     """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
     is_classifier = re.search("For(Sequence|Token)Classification", str(config.architectures))
     return class_names(config) if is_classifier else []
-
-
-def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:
-    """Train LoRA matrices, the head and every module with new weights.
-
-    A checkpoint of masked language modelling lacks the pooler. The new one must be saved with the adapter: otherwise
-    loading draws other random weights.
-    """
-    new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
-    besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
-    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head)
 
 
 READING_KEY = "text_reading"
@@ -184,8 +180,6 @@ def with_vocabulary(
     """The model and the tokenizer of a run: those given, unless `--vocabulary_from_train` makes others.
 
     Args:
-        args: name the model.
-        tokenizer: of that model.
         texts: the cleaned training texts, which are read several times.
         checkpoint: that the run resumes from, whose vocabulary is kept. None: one process learns it from the texts.
             Where nodes share no cache, one of each node does: the same texts give the same vocabulary.
@@ -217,11 +211,7 @@ def with_vocabulary(
 
 
 def stored_vocabulary(checkpoint: Path) -> dict[str, int]:
-    """Token -> id of the tokenizer in a checkpoint.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Token -> id of the tokenizer in a checkpoint; a `UserError` if it cannot be read."""
     path = checkpoint / "tokenizer.json"
     try:
         vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
@@ -239,17 +229,61 @@ PACKED_MODELS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "olmo2", 
 PACKED_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
 
 
+def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
+    """Check the attention and the names of an adapter's modules, on the device `meta`.
+
+    Args:
+        kind: transformers' Auto class for the task.
+        untouched: modules without LoRA matrices.
+
+    Raises:
+        UserError: `attention-not-available` or `no-such-module`, with all problems; or `model-unreadable` if the model
+            fails with every attention.
+    """
+    names_modules = args.method != "full" and (args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save)
+    if not names_modules and args.attn_implementation is None:
+        return
+    # From a copy of the configuration, because transformers changes it.
+    on_meta = partial(kind.from_config, trust_remote_code=args.trust_remote_code)
+    with explained(args, Exception), torch.device("meta"):
+        model = on_meta(deepcopy(config), attn_implementation=None)
+    problems = _name_problems(model, args, untouched) if names_modules else []
+    try:
+        with torch.device("meta"):
+            on_meta(deepcopy(config), attn_implementation=args.attn_implementation)
+    except Exception as error:  # an attention needs packages and support by the model
+        given = "--attn_implementation", args.attn_implementation
+        details = {"model": args.model_name_or_path, "reason": first_line(error)}
+        problems.append(problem("attention-not-available", *given, **details))
+    if problems:
+        raise UserError(problems=problems)
+
+
+def _name_problems(model: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> list[Problem]:
+    """Names that are no module's, nor the end of one. peft ignores them if another name matches."""
+    modules = [name for name, _ in model.named_modules()]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    targets = [name for name in linear if not name.startswith((*args.modules_to_save, *untouched))]
+    wanted = [name for name in args.lora_target_modules if name != ALL_LINEAR]
+    problems = []
+    for flag, names, known in (
+        ("--lora_target_modules", wanted, targets),
+        ("--modules_to_save", args.modules_to_save, modules),
+    ):
+        unmatched = [name for name in names if not any(f".{each}".endswith(f".{name}") for each in known)]
+        if unmatched:
+            ends = sorted({each.rpartition(".")[2] for each in known if each and not each[-1].isdigit()})
+            problems.append(problem("no-such-module", flag, " ".join(unmatched), known=", ".join(ends)))
+    return problems
+
+
 def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
     """`load_config` for a causal language model."""
     return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
 
 
 def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Check a causal model's shapes, before any weights are read.
-
-    Raises:
-        UserError: as `check_shapes`, or `lora-on-output-layer`.
-    """
+    """Check a causal model's shapes, before any weights are read; or `lora-on-output-layer`."""
     if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
         # TRL computes the loss from the layer's own weight and ignores the matrices.
         raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)
@@ -257,11 +291,7 @@ def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Refuse to pack rows if documents of one pack could see each other.
-
-    Raises:
-        UserError: `packing-impossible`.
-    """
+    """Refuse to pack rows if documents of one pack could see each other. Raises `packing-impossible`."""
     reason = why_not_joined(args, config, PACKED_MODELS, PACKED_ATTENTION)
     if reason is not None:
         raise UserError("packing-impossible", "--packing", "true", reason=reason)
@@ -279,7 +309,6 @@ def load_causal(
     LoRA matrices are drawn from torch's random state: seed it before.
 
     Args:
-        args: name the model and the method.
         tokenizer: its padding token becomes the model's.
         training_dtype: of the activations.
         ends: tokens that end an answer. They are saved with the model in addition to its own.
@@ -298,15 +327,9 @@ def load_causal(
             raise UserError("causal-weights-missing", MODEL_FLAG, args.model_name_or_path, weight=min(new))
     else:
         base = _unread_model(args, config, dtype)
-    check_vocabulary(args, base, tokenizer)
-    set_padding(base, tokenizer)
     if base.generation_config is not None:
         base.generation_config.eos_token_id = sorted({*ends, *_own_ends(base, tokenizer)})
-    model: Model = base
-    if args.method != "full":
-        model = add_lora(base, args, TaskType.CAUSAL_LM)
-    set_module_dropout(model, args.dropout)
-    return model
+    return _ready(base, args, tokenizer, TaskType.CAUSAL_LM)
 
 
 def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +21,17 @@ from indictune.config.arguments import ModelArguments
 from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template, prompt_ids
 from indictune.data.chat.messages import Message
 from indictune.errors import UserError
-from indictune.models.adapters import config_file, continues_texts, without_adapter
-from indictune.models.finished_model import load_trained, trained_config
-from indictune.models.load import Model, check_vocabulary, load_tokenizer, positions_of
+from indictune.files import json_or_nothing
+from indictune.models.adapters import config_file, continues_texts
+from indictune.models.load import (
+    Model,
+    check_vocabulary,
+    load_tokenizer,
+    load_trained,
+    positions_of,
+    trained_config,
+    without_adapter,
+)
 
 
 class TooLongError(Exception):
@@ -34,28 +40,18 @@ class TooLongError(Exception):
 
 @dataclass
 class ChatModel:
-    """A model in a conversation.
-
-    Attributes:
-        template: writes messages as they were in training.
-        settings: how tokens are drawn, and which ones end an answer.
-        positions: tokens that the model can read; None for no limit.
-        messages: so far, of user and assistant by turns.
-    """
+    """A model in a conversation."""
 
     model: Model
     tokenizer: PreTrainedTokenizerBase
-    template: str
-    settings: GenerationConfig
+    template: str  # writes messages as they were in training
+    settings: GenerationConfig  # how tokens are drawn, and which ones end an answer
     max_new_tokens: int
-    positions: int | None
-    messages: list[Message]
+    positions: int | None  # tokens that the model can read; None for no limit
+    messages: list[Message]  # so far, of user and assistant by turns
 
     def answer(self, text: str, show: Callable[[str], None]) -> str:
-        """The answer to a message.
-
-        Args:
-            show: gets the answer piece by piece, as soon as a word is complete.
+        """The answer to a message; `show` gets it piece by piece, as soon as a word is complete.
 
         Raises:
             TooLongError: the message leaves no room for an answer.
@@ -109,11 +105,7 @@ def open_chat_model(
     trust_remote_code: bool = False,
     trust_checkpoint: bool = False,
 ) -> ChatModel:
-    """The model of a folder, ready to answer. A GPU is used where there is one.
-
-    Args:
-        temperature: 0 takes the likeliest token each time; above 0 tokens are drawn.
-        chat_template: name or file; None for that of the training.
+    """The model of a folder, ready to answer, on a GPU where there is one. Arguments as of `indictune chat`.
 
     Raises:
         UserError: the folder holds no language model, or it cannot be read; or as `choose_template`.
@@ -125,13 +117,7 @@ def open_chat_model(
     tokenizer = load_tokenizer(named, flag="--model")
     template = choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)
     loaded = load_language_model(named, config, tokenizer, trust_checkpoint)
-    settings = _settings(temperature, loaded, tokenizer, template)
-    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, positions_of(config), [])
-
-
-def _settings(temperature: float, model: Model, tokenizer: PreTrainedTokenizerBase, template: str) -> GenerationConfig:
-    """How tokens are drawn, and which ones end an answer. Other settings saved with the model do not count."""
-    base = without_adapter(model)
+    base = without_adapter(loaded)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
     drawn = {"temperature": temperature} if temperature > 0 else {}
@@ -139,17 +125,13 @@ def _settings(temperature: float, model: Model, tokenizer: PreTrainedTokenizerBa
         do_sample=temperature > 0, **drawn, eos_token_id=sorted(ends), pad_token_id=tokenizer.pad_token_id
     )
     base.generation_config = settings  # `generate` would fill gaps from the saved one
-    return settings
+    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, positions_of(config), [])
 
 
 def load_language_model(
     named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, trusts_checkpoint: bool
 ) -> Model:
-    """The weights of a folder, on a GPU where there is one.
-
-    Raises:
-        UserError: they cannot be read, or do not fit the tokenizer.
-    """
+    """The weights of a folder, on a GPU where there is one; a `UserError` if they do not fit the tokenizer."""
     has_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if has_gpu else cast(torch.dtype, config.dtype or torch.float32)
     where = "auto" if has_gpu else None
@@ -160,16 +142,9 @@ def load_language_model(
 
 
 def check_language_model(folder: str) -> None:
-    """Refuse a folder without a finished language model.
-
-    Raises:
-        UserError: `no-model` or `no-language-model`.
-    """
+    """Refuse a folder without a finished language model."""
     if not config_file(folder).is_file():
         raise UserError("no-model", "--model", folder)
-    config: Any = None
-    with suppress(OSError, ValueError):  # transformers reports an unreadable file
-        config = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    architectures = config.get("architectures") if isinstance(config, dict) else None
+    architectures = json_or_nothing(config_file(folder)).get("architectures")
     if architectures and not continues_texts(architectures):
         raise UserError("no-language-model", "--model", Path(folder), found=architectures[0])

@@ -33,18 +33,11 @@ Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
 
 
 def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[dict[str, Any]]:
-    """Label texts with a finished run's classifier.
-
-    Args:
-        texts: as they are written; they are cleaned and cut as in training.
-        flags: those of `indictune predict`, such as `max_length` or `bf16`.
+    """Label texts with a finished run's classifier. `flags` are those of `indictune predict`.
 
     Returns:
         For each text `text`, `label`, `scores` (label -> probability) and `language`. The label is a list if the model
         gives several, a number without scores for a regression, and None for a text without words.
-
-    Raises:
-        UserError: the folder holds no finished classifier.
     """
     classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags))
     return list(as_records(label(classifier, text_batch(texts))))
@@ -56,14 +49,10 @@ def text_batch(texts: Sequence[str | None]) -> pa.RecordBatch:
 
 
 def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of texts with their labels.
+    """A batch of texts with their labels: besides its columns, `label`, and `score_<label>` (float32) for each label.
 
-    Args:
-        batch: columns `text` and `language`, nullable strings, and any others.
-
-    Returns:
-        The columns of the batch, `label`, `score_<label>` (float32) for each label, and `language` without nulls. In a
-        row without words, label and scores are null.
+    Its columns are `text` and `language`, nullable strings, and any others. The result's `language` has no nulls. In a
+    row without words, label and scores are null.
     """
     rows = batch.num_rows
     nothing = {"label": pa.nulls(rows, pa.string()), "line": pa.nulls(rows, pa.int64())}
@@ -108,11 +97,7 @@ def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def writer_of(path: str) -> Write:
-    """The function that writes the kind of file that the extension says.
-
-    Raises:
-        UserError: `file-kind-unknown`.
-    """
+    """The function that writes the kind of file that the extension says; else `file-kind-unknown`."""
     extension = Path(path).suffix.lower()
     if extension not in _WRITERS:
         raise UserError("file-kind-unknown", "--output_file", path, expected=", ".join(_WRITERS))
@@ -132,8 +117,7 @@ def rounded(value: Any) -> Any:
 
 
 def _write_json_lines(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    for batch in batches:
-        file.write(as_json_lines(batch).encode())
+    file.writelines(as_json_lines(batch).encode() for batch in batches)
 
 
 def _write_parquet(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
@@ -186,11 +170,7 @@ class TextFile:
     wanted: Wanted
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
-        """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows.
-
-        Raises:
-            UserError: the file cannot be read, or lacks a column.
-        """
+        """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows."""
         with attributed_to("--input_file"):
             if kind_of_file(self.path) == LINES:
                 checked_extension(self.path)
@@ -244,11 +224,7 @@ def equal_windows(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.R
 
 
 def line_windows(stream: BufferedReader, name: str) -> Iterator[pa.RecordBatch]:
-    """The lines of a stream as texts. A window has what could be read at once, so that a slow writer gets answers.
-
-    Raises:
-        UserError: a line is no UTF-8.
-    """
+    """The lines of a stream as texts. A window has what could be read at once, so that a slow writer gets answers."""
     rest, number = b"", 1
     while chunk := stream.read1(_CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

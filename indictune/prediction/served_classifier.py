@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +21,15 @@ from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
-from indictune.models.finished_model import load_trained, trained_config
 from indictune.models.load import (
     Model,
     check_max_length,
     check_vocabulary,
     load_tokenizer,
+    load_trained,
     positions_of,
     stored_quantisation,
+    trained_config,
 )
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
@@ -46,36 +45,25 @@ TOKENS_ON_ACCELERATOR = 32_768
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts are read, as in training unless a flag says otherwise.
-
-    Attributes:
-        language_column: column with the language; None takes `language` if it exists, else detects it.
-        max_length: tokens of a text, or of a window, at most; special ones included.
-        temperature: by which logits are divided.
-    """
+    """How texts are read, as in training unless a flag says otherwise."""
 
     text_column: str
-    language_column: str | None
-    max_length: int
+    language_column: str | None  # None takes `language` if it exists, else detects it
+    max_length: int  # tokens of a text, or of a window, at most; special ones included
     long_text: LongText
     bf16: bool
     fp16: bool
-    temperature: float = 1.0
+    temperature: float = 1.0  # by which logits are divided
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A finished run's classifier before its weights are read.
-
-    Attributes:
-        labels: names, in the order of the class ids.
-        tokenizer: of the model, for cleaned texts.
-    """
+    """A finished run's classifier before its weights are read."""
 
     args: ModelArguments
     config: PreTrainedConfig
-    labels: list[str]
-    tokenizer: PreTrainedTokenizerBase
+    labels: list[str]  # in the order of the class ids
+    tokenizer: PreTrainedTokenizerBase  # for cleaned texts
     reading: Reading
 
 
@@ -97,21 +85,14 @@ def served_model(asked: ClassifierArguments, problems: Problems) -> ServedModel 
 
 
 def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
-    """How the training of a model read texts, by its `recipe.yaml`; flags override it.
-
-    Raises:
-        UserError: the recipe is unreadable, `--max_length` exceeds the model's positions, or the run fitted no
-            temperature.
-    """
+    """How the training of a model read texts, by its `recipe.yaml`; flags override it."""
     temperature = getattr(config, TEMPERATURE, None) if asked.calibrated else 1.0
     if temperature is None:
         raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
-    trained = configuration_of(Path(asked.model))
-    trained = recorded_reading(config) | trained
+    trained = recorded_reading(config) | configuration_of(Path(asked.model))
     default = unresolved(TextArguments, trained)
-    max_length = asked.max_length or trained.get("max_length")
-    if max_length is None:  # as after `indictune merge`, which keeps no recipe
-        max_length = min(default.max_length, positions_of(config) or default.max_length)
+    usual = min(default.max_length, positions_of(config) or default.max_length)
+    max_length = asked.max_length or trained.get("max_length") or usual  # `indictune merge` keeps no recipe
     check_max_length(config, max_length)
     return Reading(
         text_column=default.text_column,
@@ -125,11 +106,7 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
 
 
 def classifier_config(model: ModelArguments) -> PreTrainedConfig:
-    """The configuration of a finished classifier.
-
-    Raises:
-        UserError: the folder holds no model, an unfinished run, or a model of another task.
-    """
+    """The configuration of a finished classifier; a `UserError` for no model, an unfinished run or another task."""
     folder = Path(model.model_name_or_path)
     check_finished(folder)
     config = trained_config(model)
@@ -142,11 +119,7 @@ def classifier_config(model: ModelArguments) -> PreTrainedConfig:
 
 
 def check_finished(folder: Path) -> None:
-    """Refuse a run that has not ended: its model may be missing, or that of an earlier run.
-
-    Raises:
-        UserError: `run-not-finished`, or `no-model`.
-    """
+    """Refuse a run that has not ended (`run-not-finished`, `no-model`): its model may be an earlier run's."""
     is_run = any(any(folder.glob(pattern)) for pattern in _OF_A_RUN)
     if not config_file(folder).is_file():
         raise UserError("run-not-finished" if is_run else "no-model", "--model", folder, missing="config.json")
@@ -155,14 +128,7 @@ def check_finished(folder: Path) -> None:
 
 
 class Classifier:
-    """A finished run's classifier, ready to label texts.
-
-    Args:
-        max_tokens: of a batch, padding included.
-
-    Raises:
-        UserError: the weights are unreadable, or do not fit the tokenizer.
-    """
+    """A finished run's classifier, ready to label texts. `max_tokens` are those of a batch, padding included."""
 
     def __init__(self, served: ServedModel, max_tokens: int | None = None) -> None:
         self.served = served
@@ -189,25 +155,21 @@ class Classifier:
         """The logits of cleaned texts, over the temperature, float32 [texts, labels]; NaN for a text without words or
         tokens."""
         found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
-        tokens = self._tokens(texts)
+        reading = self.served.reading
+        if self._windows_of is None:
+            some = list(texts[:100])
+            self._windows_of = windows_of(self.served.tokenizer, reading.max_length, some, reading.long_text)
+        tokens = self._windows_of(list(texts))
         lengths = np.array([sum(map(len, row)) if text else 0 for row, text in zip(tokens, texts, strict=True)])
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
-        with torch.inference_mode(), self._autocast():
+        half = torch.bfloat16 if reading.bf16 else torch.float16
+        with torch.inference_mode(), torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16):
             # They stay on the device until all are computed: fetching each would wait for it.
             parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
-        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(self.served.reading.temperature)
+        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(reading.temperature)
         return found
-
-    def _tokens(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """The windows of each text; short texts have one."""
-        if self._windows_of is None:
-            reading = self.served.reading
-            self._windows_of = windows_of(
-                self.served.tokenizer, reading.max_length, list(texts[:100]), reading.long_text
-            )
-        return self._windows_of(list(texts))
 
     def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:
         """The logits of some rows, given by their windows, float32 [rows, labels]."""
@@ -225,22 +187,14 @@ class Classifier:
         counts = torch.tensor(list(map(len, rows)), device=logits.device)
         return logits.float() if len(logits) == len(rows) else mean_of_windows(logits, counts)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if not (self.served.reading.bf16 or self.served.reading.fp16):
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16 if self.served.reading.bf16 else torch.float16)
-
 
 def cut_by_tokens(lengths: np.ndarray, max_tokens: int, padded: bool) -> Iterator[np.ndarray]:
-    """Cut rows into batches of rows of like length, the longest first.
+    """The numbers of the rows of each batch, int64 [rows of the batch], of rows of like length, the longest first.
 
     Args:
         lengths: tokens of each row, int64 [rows]. Rows without tokens are in no batch.
         max_tokens: of a batch, padding included; a longer row is alone.
         padded: whether rows are padded to the longest of their batch.
-
-    Yields:
-        The numbers of a batch's rows, int64 [rows of the batch].
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
@@ -271,11 +225,7 @@ def _device() -> torch.device:
 
 
 def load_served_classifier(asked: ClassifierArguments) -> Classifier:
-    """The classifier that the flags name.
-
-    Raises:
-        UserError: with every problem of the model.
-    """
+    """The classifier that the flags name; a `UserError` with every problem of the model."""
     problems = Problems()
     served = served_model(asked, problems)
     problems.raise_any()

@@ -18,7 +18,7 @@ from indictune.distributed.strategy import default_optimizer, take_values
 from indictune.errors import Problem, Problems, UserError
 from indictune.evaluation.score_names import WORST
 from indictune.models.adapters import config_file
-from indictune.models.finished_model import trained_config
+from indictune.models.load import trained_config
 from indictune.tasks.protocol import Task
 
 Arguments = TypeVar("Arguments")
@@ -71,13 +71,13 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
     asked = recipe.values.get("task") or task.name
     if asked != task.name:  # other problems would follow from this one
         raise UserError("recipe-of-other-task", "task", asked, task=task.name, script=SCRIPTS[asked])
-    problems = Problems(recipe.problems)
-    model = _built(recipe, task.model_arguments, problems)
+    problems, (of_model, of_rows, of_training) = Problems(recipe.problems), task.arguments
+    model = _built(recipe, of_model, problems)
     plan = RunPlan(
         recipe=recipe,
         model=model,
-        data=_built(recipe, task.data_arguments, problems),
-        training=unresolved(task.training_arguments, recipe.values),
+        data=_built(recipe, of_rows, problems),
+        training=unresolved(of_training, recipe.values),
         model_config=problems.attempt(task.read_config, model),
         head=task.head,
     )
@@ -100,7 +100,7 @@ def make_evaluation_plan(
     asked = _built(recipe, EvaluationArguments, problems)
     model = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
     model.trust_checkpoint = asked.trust_checkpoint
-    arguments = unresolved(task.training_arguments, recipe.values)
+    arguments = unresolved(task.arguments[-1], recipe.values)
     launch = _launch(environ, arguments, problems)
     launch = for_evaluation(launch, environ) if launch.is_known else launch
     plan = RunPlan(

@@ -33,24 +33,16 @@ _DPI = 160
 _LAST_DRAWN = 0x250  # code points that the font of matplotlib has; it draws others as boxes
 _LONGEST_NAME = 18
 _STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("font.size", "axes.titlesize"), 10),
     "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "figure.facecolor": PAPER,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "legend.frameon": False,
     "svg.fonttype": "none",
-    "text.color": INK,
     "text.parse_math": False,  # a label may hold dollars
-    "xtick.color": INK,
-    "ytick.color": INK,
 }
 _WIDTH = 4.6  # inches; letters are readable when it is as wide as a phone
 _CURVES = (
@@ -66,20 +58,13 @@ _MOST_NAMED = 16  # and whose rows have names
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a page.
+    """A picture of a page."""
 
-    Attributes:
-        name: of its PNG, without the ending.
-        alt: what it shows, in words.
-        svg: in the page's colours.
-        png: the light one.
-    """
-
-    name: str
+    name: str  # of its PNG, without the ending
     title: str
-    alt: str
-    svg: Markup
-    png: bytes
+    alt: str  # what it shows, in words
+    svg: Markup  # in the page's colours
+    png: bytes  # the light one
 
 
 @contextmanager
@@ -97,7 +82,8 @@ def draw_curves(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
         found = [(run, curve) for run in runs if (curve := run.curve(name)) is not None]
         if not found:
             continue
-        figure, axes = _figure(2.7)
+        figure = _figure(2.7)
+        axes = figure.subplots()
         words = []
         for number, (run, curve) in enumerate(found):
             style = {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
@@ -142,7 +128,8 @@ def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
     counts = {name: group.num_examples for _, each in found for name, group in each.by["language"].items()}
     names = sorted(sorted(counts, key=lambda name: -counts[name])[:_MOST_LANGUAGES])
     shown = ["all", *(_drawn_name(name, at + 1) for at, name in enumerate(names))]
-    figure, axes = _figure(1.1 + (0.34 + 0.16 * (len(found) - 1)) * len(shown))
+    figure = _figure(1.1 + (0.34 + 0.16 * (len(found) - 1)) * len(shown))
+    axes = figure.subplots()
     thick, words = 0.74 / len(found), []
     for number, (run, each) in enumerate(found):
         groups = [each.overall, *(each.by["language"].get(name) for name in names)]
@@ -194,7 +181,7 @@ def draw_reliability(calibration: Calibration) -> Picture | None:
     used = [each for each in calibration.bins if each.count]
     if not used:
         return None
-    figure = _empty(3.4)
+    figure = _figure(3.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     edges = np.arange(BINS) / BINS
     heights = [each.accuracy if each.count else 0 for each in calibration.bins]
@@ -216,7 +203,7 @@ def draw_confusion(breakdown: Breakdown) -> Picture | None:
         return None
     columns = min(3, len(names))
     lines = math.ceil(len(names) / columns)
-    figure = _empty(0.4 + 2.6 * lines, 0.4 + 2.8 * columns)
+    figure = _figure(0.4 + 2.6 * lines, 0.4 + 2.8 * columns)
     labels = [_drawn_name(label, at + 1) for at, label in enumerate(breakdown.labels)]
     all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for number, (axes, name) in enumerate(zip(all_axes, names, strict=False)):
@@ -245,12 +232,7 @@ def _matrix(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
     axes.spines[:].set_color(GRID)
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = _empty(height)
-    return figure, figure.subplots()
-
-
-def _empty(height: float, width: float = _WIDTH) -> Figure:
+def _figure(height: float, width: float = _WIDTH) -> Figure:
     from matplotlib.figure import Figure  # slow
 
     return Figure(figsize=(width, height), layout="constrained")

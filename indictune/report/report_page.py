@@ -17,7 +17,7 @@ from indictune.hub.card_facts import with_interval
 from indictune.hub.public_text import harmless, without_folders
 from indictune.report import pictures, reported_run
 from indictune.report.pictures import Picture, drawing
-from indictune.report.reported_run import DIGITS, ReportedRun, read_run, titled
+from indictune.report.reported_run import DIGITS, ReportedRun, Table, read_run, titled
 
 _MOST_MISTAKES = 30
 _ABOUT = {
@@ -93,23 +93,15 @@ def against_baseline(run: ReportedRun) -> Verdict | None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row that the model gets wrong.
-
-    Attributes:
-        lang: its language for a browser, or empty.
-        where: its file and line, without the folder.
-        right: label, labels, number or tags; empty for a language model.
-        predicted: likewise.
-        how_wrong: how sure the model was, or how far off.
-    """
+    """A row that the model gets wrong."""
 
     text: str
-    lang: str
-    where: str
+    lang: str  # its language for a browser; empty for a name that is no code
+    where: str  # its file and line, without the folder
     language: str
-    right: str
+    right: str  # label, labels, number or tags; empty for a language model
     predicted: str
-    how_wrong: str
+    how_wrong: str  # how sure the model was, or how far off
 
 
 def mistakes_of(run: ReportedRun) -> list[Mistake]:
@@ -126,10 +118,11 @@ def mistakes_of(run: ReportedRun) -> list[Mistake]:
 
 
 def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
-    right, predicted, how_wrong = _compared(kind, row)
     language, where = str(row["language"]), str(row.get("row") or "").replace("\\", "/").rpartition("/")[2]
-    return Mistake(str(row["text"]), _browser_language(language, row.get("script")), where, language, right,
-                   predicted, how_wrong)  # fmt: skip
+    is_romanised = row.get("script") == "romanised" and "-" not in language
+    lang = f"{language}-Latn" if is_romanised else language
+    lang = lang if _LANGUAGE.fullmatch(language) else ""
+    return Mistake(str(row["text"]), lang, where, language, *_compared(kind, row))
 
 
 def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -153,13 +146,6 @@ def _tags(words: Sequence[str], right: Sequence[str], predicted: Sequence[str]) 
     return ", ".join(f"{word} {tag}" for word, tag, _ in each), ", ".join(f"{word} {tag}" for word, _, tag in each)
 
 
-def _browser_language(language: str, script: str | None) -> str:
-    """The `lang` of an element, or nothing for a name that is no code."""
-    if not _LANGUAGE.fullmatch(language):
-        return ""
-    return f"{language}-Latn" if script == "romanised" and "-" not in language else language
-
-
 REPORT = "report.html"
 FIGURES = "figures"
 _TEXTS = (MISTAKES, HEALTH, SAMPLES)  # whose texts of rows a report shows
@@ -167,36 +153,27 @@ _MOST_ANSWERS = 10
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool = True) -> Path:
-    """Write a page and its pictures; returns the page's path.
+    """Write a page and its pictures; returns the page's path. A `UserError` if a folder holds no run.
 
     Args:
         folders: of runs or evaluations. Several are compared.
         file: to write. Default: `report.html` in the folder of a single run, `comparison.html` here for several.
-
-    Raises:
-        UserError: a folder holds no run.
-        OSError: the disk does not take it.
     """
     runs = _named(folders)
-    page = report_page(runs[0], texts) if len(runs) == 1 else comparison_page(runs)
+    html, drawn = report_page(runs[0], texts) if len(runs) == 1 else comparison_page(runs)
     if file is None:
         file = folders[0] / REPORT if len(runs) == 1 else Path("comparison.html")
-    pictures = file.parent / (FIGURES if file.name == REPORT else f"{file.stem}_{FIGURES}")
-    for each in page.pictures:
-        write_whole(pictures / f"{each.name}.png", each.png)
-    write_whole(file, page.html)
+    folder = file.parent / (FIGURES if file.name == REPORT else f"{file.stem}_{FIGURES}")
+    for each in drawn:
+        write_whole(folder / f"{each.name}.png", each.png)
+    write_whole(file, html)
     return file
 
 
 def write_without_texts(run: Path, folder: Path) -> bool:
     """Write the report of a run for others, without texts of its rows, which may be of people who never agreed.
 
-    Args:
-        run: folder of the run. Nothing is written if it has no report or no texts.
-        folder: that is published, which may be the run's own.
-
-    Returns:
-        Whether a report was written.
+    Whether a report was written: not for a run without a report or texts. `folder` may be the run's own.
     """
     if not ((run / REPORT).is_file() and any((run / name).is_file() for name in _TEXTS)):
         return False
@@ -214,23 +191,15 @@ def _named(folders: Sequence[Path]) -> list[ReportedRun]:
     return [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page, and its pictures."""
-
-    html: str
-    pictures: list[Picture]
-
-
-def report_page(run: ReportedRun, texts: bool = True) -> Page:
-    """The report of a run."""
+def report_page(run: ReportedRun, texts: bool) -> tuple[str, list[Picture]]:
+    """The report of a run, and its pictures."""
     breakdown = run.breakdown
     with drawing():
         curves, languages = list(pictures.draw_curves([run])), pictures.draw_languages([run])
         matrix = None if breakdown is None else pictures.draw_confusion(breakdown)
         sure = None if breakdown is None or breakdown.calibration is None else breakdown.calibration
         reliability = None if sure is None else pictures.draw_reliability(sure)
-    found, data = list(findings_of(run, texts)), run.facts.metrics.get("data") or {}
+    found, noted = list(findings_of(run, texts)), (run.facts.metrics.get("data") or {}).get("notes") or []
     chosen, others = reported_run.setting_tables(run.facts)
     html = _rendered(
         "run.html.jinja",
@@ -247,8 +216,8 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         mistakes=mistakes_of(run) if texts else [],
         hidden_mistakes=0 if texts else len(mistakes_of(run)),
         answers=run.answers[:_MOST_ANSWERS] if texts else [],
-        data=reported_run.data_table(run.facts),
-        notes=[note for note in data.get("notes") or [] if note not in {each.reason for each, _ in found}],
+        data=Table("Training rows", ["", "rows"], rows) if (rows := run.facts.training_rows) else None,
+        notes=[note for note in noted if note not in {each.reason for each, _ in found}],
         health=reported_run.health_tables(run),
         findings=found,
         baseline=run.facts.baseline,
@@ -257,11 +226,11 @@ def report_page(run: ReportedRun, texts: bool = True) -> Page:
         command=run.facts.command if run.facts.chosen else "",
         environment=reported_run.environment_table(run.facts),
     )
-    return Page(html, [each for each in (*curves, languages, matrix, reliability) if each is not None])
+    return html, [each for each in (*curves, languages, matrix, reliability) if each is not None]
 
 
-def comparison_page(runs: Sequence[ReportedRun]) -> Page:
-    """The page that compares runs."""
+def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
+    """The page that compares runs, and its pictures."""
     with drawing():
         curves, languages = list(pictures.draw_curves(runs)), pictures.draw_languages(runs)
     html = _rendered(
@@ -274,7 +243,7 @@ def comparison_page(runs: Sequence[ReportedRun]) -> Page:
         settings=reported_run.compared_settings(runs),
         environment=reported_run.compared_environments(runs),
     )
-    return Page(html, [*curves, *([languages] if languages else [])])
+    return html, [*curves, *([languages] if languages else [])]
 
 
 def _rendered(template: str, **content: Any) -> str:

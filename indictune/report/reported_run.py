@@ -41,22 +41,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run, as its report sees it.
+    """A run, as its report sees it."""
 
-    Attributes:
-        name: of the folder, or one that tells it from other runs.
-        log: of the training, a dict a logged step.
-        evaluations: during the training, likewise.
-        answers: that a language model wrote, each with its prompt and the right one.
-    """
-
-    name: str
+    name: str  # of the folder, or one that tells it from other runs
     facts: CardFacts
-    log: Sequence[dict[str, Any]]
-    evaluations: Sequence[dict[str, Any]]
+    log: Sequence[dict[str, Any]]  # of the training, a dict a logged step
+    evaluations: Sequence[dict[str, Any]]  # during the training, likewise
     mistakes: dict[str, list[dict[str, Any]]]
     health: dict[str, Any]
-    answers: Sequence[dict[str, Any]]
+    answers: Sequence[dict[str, Any]]  # that a language model wrote, each with its prompt and the right one
 
     @property
     def split(self) -> str:
@@ -80,11 +73,7 @@ class ReportedRun:
 
 
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
-    """Read a run's folder, or that of an evaluation.
-
-    Raises:
-        UserError: `report-needs-run` or `unreadable`.
-    """
+    """Read a run's folder, or that of an evaluation; a `UserError` if it holds none."""
     try:
         facts = card_facts_of(folder, None, folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -125,6 +114,14 @@ def _number(value: Any) -> float:
 
 
 DIGITS = 3  # of a score
+_MEASURED = (
+    ("training time", "runtime_s", "{:,.0f} s"),
+    ("time to the first step", "time_to_first_step_s", "{:,.1f} s"),
+    ("throughput", "samples_per_second", "{:,.0f} rows/s"),
+    ("tokens", "tokens_per_second", "{:,.0f} tokens/s"),
+    ("padding", "padding_fraction", "{:.1%}"),
+    ("peak memory", "peak_memory_gb", "{:,.2f} GB"),
+)
 _LONGEST_VALUE = 200
 _MOST_CELLS = 10_000  # of all matrices
 _MOST_LANGUAGES = 24
@@ -236,37 +233,17 @@ def _value(name: str, value: Any) -> str:
 
 def environment_table(facts: CardFacts) -> Table:
     """Where and on what the run trained, and what it took."""
-    metrics = facts.metrics
-    train: Mapping[str, Any] = metrics.get("train") or {}
+    train: Mapping[str, Any] = facts.metrics.get("train") or {}
+    train = {**train, "peak_memory_gb": train.get("peak_memory_bytes", 0) / 1e9 or None}
     energy = facts.energy.get("energy_consumed")
     body = {
         **facts.how_it_ran,
-        "training time": _of(train, "runtime_s", "{:,.0f} s"),
-        "time to the first step": _of(train, "time_to_first_step_s", "{:,.1f} s"),
-        "throughput": _of(train, "samples_per_second", "{:,.0f} rows/s"),
-        "tokens": _of(train, "tokens_per_second", "{:,.0f} tokens/s"),
-        "padding": _of(train, "padding_fraction", "{:.1%}"),
-        "peak memory": _of({"gb": train.get("peak_memory_bytes", 0) / 1e9 or None}, "gb", "{:,.2f} GB"),
+        **{name: form.format(train[key]) for name, key, form in _MEASURED if isinstance(train.get(key), int | float)},
         "energy": f"{energy} kWh (codecarbon)" if energy else None,
-        **(metrics.get("versions") or {}),
+        **(facts.metrics.get("versions") or {}),
     }
     rows = [[name, str(value)] for name, value in body.items() if value not in (None, "")]
     return Table("Environment", ["", ""], rows)
-
-
-def _of(block: Mapping[str, Any], name: str, form: str) -> str | None:
-    value = block.get(name)
-    return form.format(value) if isinstance(value, int | float) else None
-
-
-def data_table(facts: CardFacts) -> Table | None:
-    """Training rows by language and label."""
-    found: Mapping[str, Any] = facts.metrics.get("data") or {}
-    if "rows" not in found:
-        return None
-    counted = [("language", found.get("languages") or {}), ("label", found.get("labels") or {})]
-    body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
-    return Table("Training rows", ["", "rows"], [["all", f"{found['rows']:,}"], *body])
 
 
 def health_tables(run: ReportedRun) -> list[Table]:
@@ -276,12 +253,12 @@ def health_tables(run: ReportedRun) -> list[Table]:
         rows = [row for row in run.health.get(name) or [] if isinstance(row, dict)]
         names = list(dict.fromkeys(name for row in rows for name in row))
         if rows:
-            body = [[_measured(name, row.get(name)) for name in names] for row in rows]
+            body = [[_health_cell(name, row.get(name)) for name in names] for row in rows]
             found.append(Table(caption, list(map(spaced, names)), body))
     return found
 
 
-def _measured(name: str, value: Any) -> str:
+def _health_cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2%}" if "share" in name else f"{value:,.4g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

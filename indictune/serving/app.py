@@ -27,18 +27,10 @@ _Record = dict[str, Any]
 _Waiting = tuple[str, "asyncio.Future[_Record]"]
 
 
-class QueueFullError(Exception):
-    """The queue has no room for a request."""
-
-
 class Batches:
     """A queue of texts in front of a model, which one thread runs.
 
     A batch takes what waits when the model becomes free. So nobody waits for a batch to fill up.
-
-    Args:
-        max_batch_size: texts of a batch.
-        max_waiting: texts in the queue.
     """
 
     def __init__(self, label: Callable[[Sequence[str]], list[_Record]], max_batch_size: int, max_waiting: int) -> None:
@@ -54,14 +46,9 @@ class Batches:
         return self._queue.qsize()
 
     async def label(self, texts: Sequence[str]) -> list[_Record]:
-        """The records of some texts, when `run` has come to them.
-
-        Raises:
-            QueueFullError: the queue is full.
-            Exception: that the model raised for one of these texts.
-        """
+        """The records of some texts, when `run` has come to them; a `RefusedError` if the queue has no room."""
         if self.waiting + len(texts) > self._max_waiting:
-            raise QueueFullError
+            raise RefusedError(503, problem("server-busy", value=self.waiting), {"Retry-After": "1"})
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[_Record]] = [loop.create_future() for _ in texts]
         for each in zip(texts, futures, strict=True):
@@ -95,11 +82,7 @@ class Batches:
 
 
 def encodable(text: str) -> str:
-    """A text, unless JSON's escapes have put half a character into it.
-
-    Raises:
-        ValueError: they have.
-    """
+    """A text; a `ValueError` if JSON's escapes have put half a character into it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -171,10 +154,7 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits) -> Fast
     async def predict(given: Texts) -> JSONResponse:
         """Label texts."""
         _check(given.texts, limits)
-        try:
-            return JSONResponse({"predictions": await batches.label(given.texts)})
-        except QueueFullError:
-            raise RefusedError(503, problem("server-busy", value=batches.waiting), {"Retry-After": "1"}) from None
+        return JSONResponse({"predictions": await batches.label(given.texts)})
 
     @app.get("/health")
     async def health() -> ServerHealth:

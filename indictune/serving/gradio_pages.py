@@ -31,13 +31,7 @@ LANGUAGES = {
 
 
 class Answer(NamedTuple):
-    """What a classifier says about a text.
-
-    Attributes:
-        label: as text; empty for a text without words.
-        scores: of each label; None for a regression or a text without words.
-        language: code.
-    """
+    """What a classifier says about a text; the label is empty, and the scores are None, for a text without words."""
 
     label: str
     scores: dict[str, float] | None
@@ -50,13 +44,7 @@ Reply = Callable[[list[Message]], Iterator[str]]
 
 
 def classifier_page(title: str, classify: Classify, longest: int = 10_000) -> gr.Blocks:
-    """A page that labels a text.
-
-    Args:
-        title: of the page.
-        classify: labels a text.
-        longest: text, in characters.
-    """
+    """A page that labels a text of at most `longest` characters."""
 
     def shown(text: str) -> tuple[str, dict[str, float] | None, str]:
         found = classify(text)
@@ -78,12 +66,7 @@ def classifier_page(title: str, classify: Classify, longest: int = 10_000) -> gr
 
 
 def chat_page(title: str, reply: Reply) -> gr.Blocks:
-    """A page to talk to a language model.
-
-    Args:
-        title: of the page.
-        reply: gives the answer to a conversation so far, longer and longer.
-    """
+    """A page to talk to a language model. `reply` gives the answer to a conversation so far, longer and longer."""
 
     def answered(message: str, history: list[dict[str, Any]]) -> Iterator[str]:
         turns = [{"role": each["role"], "content": plain_text(each["content"])} for each in history]

@@ -40,10 +40,11 @@ class _Server(uvicorn.Server):
 def run_server(app: FastAPI, listener: socket.socket, ready: Callable[[str], str]) -> None:
     """Answer requests until SIGINT or SIGTERM. Requests that were accepted are answered first.
 
-    Args:
-        listener: a bound socket.
-        ready: the report of an URL, printed when it listens.
+    Says so if other machines reach the address of the bound socket `listener`. `ready` is what is printed of the URL
+    when it listens.
     """
+    if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        print("Anybody who reaches this address can use the model.", file=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has ended
         signal.signal(number, lambda *_: None)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
@@ -51,11 +52,7 @@ def run_server(app: FastAPI, listener: socket.socket, ready: Callable[[str], str
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at an address, which does not listen yet.
-
-    Raises:
-        UserError: the address is taken, or is none of this machine.
-    """
+    """A socket at an address, not listening yet; a `UserError` if it is taken, or is none of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -70,12 +67,6 @@ def bound(host: str, port: int) -> socket.socket:
             raise UserError("host-unknown", "--host", host, reason=error.strerror) from error
         raise UserError("port-not-free", "--port", port, reason=error.strerror) from error
     return made
-
-
-def warn_of_others(listener: socket.socket) -> None:
-    """Say so if other machines reach the address."""
-    if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-        print("Anybody who reaches this address can use the model.", file=sys.stderr)
 
 
 _MINUTE_S = 60.0
@@ -100,11 +91,7 @@ def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | N
 
 
 class Rate:
-    """Requests a minute of each client. An idle client may send those of a minute at once.
-
-    Args:
-        per_minute: requests.
-    """
+    """Requests a minute of each client. An idle client may send those of a minute at once."""
 
     def __init__(self, per_minute: int) -> None:
         self._interval_s = _MINUTE_S / per_minute
@@ -123,12 +110,7 @@ class Rate:
 
 
 class Limits:
-    """ASGI middleware that refuses POST requests over the rate of their client or over a size.
-
-    Args:
-        max_bytes: of a request's body.
-        per_minute: requests of a client; 0 for no limit.
-    """
+    """ASGI middleware that refuses POST requests over the rate of their client (0 for none) or over a size."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, per_minute: int) -> None:
         self._app = app

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
@@ -27,14 +28,12 @@ from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
 from indictune.data.health.tokenizer_health import check_unknown, language_table
-from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, break_down
 from indictune.evaluation.score_names import WORST, WRITTEN, block_of
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
-from indictune.models.finished_model import load_trained
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.unpadded import pads_causal
@@ -45,7 +44,9 @@ from indictune.tasks.protocol import (
     Inputs,
     Objective,
     Origins,
+    Results,
     Samples,
+    Scripts,
     Task,
     TestTokens,
     Tokens,
@@ -55,7 +56,7 @@ from indictune.tasks.protocol import (
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
+Plan = RunPlan[ChatDataArguments, Args]
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
 
 
@@ -64,16 +65,14 @@ class ChatRows:
     """The conversations of a run, and the tokenizer and template that write them out."""
 
     splits: ConversationSplits
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     template: str
 
 
-class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
+class Chat(Task[ChatRows, ChatDataArguments, Args]):
     """A model answers the last message of a conversation."""
 
-    model_arguments = LlamaModelArguments
-    data_arguments = ChatDataArguments
-    training_arguments = LlamaTrainingArguments
+    arguments = (LlamaModelArguments, ChatDataArguments, Args)
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
@@ -112,15 +111,14 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return None
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
-        positions = None if plan.model_config is None else positions_of(plan.model_config)
+        positions = positions_of(plan.model_config)
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
-        train, validation, test = (chats.datasets.get(split) for split in SPLITS)
-        assert train is not None
         health = measured_once([chats.folder.name], partial(_measured, chats, rows))
         notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warning_notes(health.findings)]))
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
-        made = train, validation, test, chats.location, chats.folder, notes, summary
+        datasets = chats.datasets["train"], chats.datasets.get("validation"), chats.datasets.get("test")
+        made = *datasets, chats.location, chats.folder, notes, summary
         samples = _samples(chats, plan.data, rows.template)
         return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
 
@@ -132,26 +130,19 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return not plan.data.packing and pads_causal(plan.model, plan.model_config)
 
     def objective(
-        self,
-        args: LlamaTrainingArguments,
-        config: PreTrainedConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        padded: bool,
-        rows: ChatRows | None,
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ChatRows | None
     ) -> Objective:
         assert tokenizer.pad_token_id is not None
         return Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
 
-    def load_model(self, plan: Plan, args: LlamaTrainingArguments, rows: ChatRows, reads_weights: bool) -> Model:
+    def load_model(self, plan: Plan, args: Args, rows: ChatRows, reads_weights: bool) -> Model:
         ends = answer_ends(rows.tokenizer, rows.template)
         return load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         return continues_texts(config.get("architectures"))
 
-    def tokenise_test(
-        self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
-    ) -> TestTokens:
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, template = plan.data, None
         source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
         test = problems.attempt(load_conversations, source, asked, problems) if source else None
@@ -164,8 +155,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert tokenizer is not None
         assert test is not None
         assert template is not None
-        positions = None if plan.model_config is None else positions_of(plan.model_config)
-        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions)
+        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
         return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)
@@ -205,6 +195,7 @@ def _origins(chats: Chats, split: str) -> Origins:
 class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
+    kind = AutoModelForCausalLM
     METRICS = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
@@ -222,13 +213,11 @@ class Answers(Objective):
         outputs = model(**inputs, fused_lm_head=True)
         return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
 
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         for loss, tokens, right in zip(*(each.tolist() for each in results), strict=True):
             yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_right": right}
 
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
-    ) -> Breakdown:
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         scorer, facts = answers(*results), row_facts(dataset, scripts)
         found = break_down("answers", facts, scorer, lower_is_better=True, draws=draws)
         return replace(found, loss=found.overall.scores["loss"].value)
@@ -238,9 +227,6 @@ class Answers(Objective):
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return {name: block[name] for name in self.METRICS if name != "num_tokens"}
-
-    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
-        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, AutoModelForCausalLM, self.dtype)
 
 
 def _answer_metrics(group: Group) -> dict[str, float]:
@@ -252,7 +238,7 @@ def _answer_metrics(group: Group) -> dict[str, float]:
     return {"num_tokens": count, "loss": loss, "perplexity": perplexity, "answer_token_accuracy": accuracy}
 
 
-def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:
+def compute_dtype(args: Args) -> torch.dtype:
     """The type in which activations are computed."""
     if args.bf16:
         return torch.bfloat16

@@ -1,11 +1,17 @@
-"""Classification of short texts, such as the sentiment of tweets."""
+"""Classification of short texts, such as the sentiment of tweets: a text gets a label, a number, or several labels."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -13,34 +19,216 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
+from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
 from indictune.data.health.tokenizer_health import check_unknown
 from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, check_file, class_weights, label_counts
 from indictune.data.load_rows import Splits, load_splits, load_test_rows
-from indictune.data.read.row_sources import SPLITS, gives_lists_of_labels, text_sources
+from indictune.data.read.row_sources import gives_lists_of_labels, text_sources
 from indictune.data.row_choice import mixture_of, split_of
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.score_names import RATIOS, WORST
+from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
+from indictune.evaluation.score_names import RATIOS, WORST, label_block, without_markup
+from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
+from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.config_shapes import check_shapes
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.task_models import (
     TEMPERATURE,
+    check_shapes,
     class_names,
     label_order,
     load_classifier,
     load_classifier_config,
     note_reading,
     recorded_reading,
+    with_vocabulary,
 )
-from indictune.models.unpadded import padding_notes, pads
-from indictune.tasks.loss import ExactLoss
-from indictune.tasks.protocol import EvaluationPlan, Inputs, Objective, Origins, Task, TestTokens, Tokens
-from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
+from indictune.models.unpadded import padding_notes, pads, uncounted_token
+from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, mean_of_windows, row_losses
+from indictune.tasks.protocol import (
+    Batch,
+    Collator,
+    EvaluationPlan,
+    Inputs,
+    Objective,
+    Origins,
+    Results,
+    Scripts,
+    Task,
+    TestTokens,
+    Tokens,
+    row_facts,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
+
+MAX_SCORES = 20  # labels of a row in predictions.jsonl, the likeliest
+_DIGITS = 6  # of their scores
+
+
+class TextObjective(Objective):
+    """A text gets one result.
+
+    Args:
+        tokenizer: of the model, which is saved with the padding side that the model reads.
+        padded: whether rows of a training micro-batch are padded; else they are joined.
+        loss: None for that of the class.
+    """
+
+    kind: type[Any] = AutoModelForSequenceClassification
+
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
+    ) -> None:
+        self.config = config
+        self.padded = padded
+        self.loss = loss or self.loss
+        self.names = class_names(config)
+        self._tokenizer = tokenizer
+        # Models read a row's first token and count positions from it, or look for the last token that is no padding.
+        if config.model_type != "xlnet":
+            tokenizer.padding_side = "right"
+        self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
+
+    def collator(self, evaluating: bool) -> Collator:
+        if not (self.padded or evaluating):
+            return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
+        return PadToLongest(*self._padding, with_row_numbers=evaluating)
+
+    def finish_tokenizer(self, folder: Path, max_length: int) -> None:
+        if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
+            from indictune.models.serving_model import serve_as_trained
+
+            serve_as_trained(folder, self._tokenizer, self.config, max_length)
+
+
+def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits [rows, ...] and the labels of the texts of a batch; the logits of a row's windows are averaged."""
+    labels, windows = inputs.pop("labels"), inputs.pop("windows", None)
+    logits: torch.Tensor = model(**inputs).logits
+    return (logits if windows is None else mean_of_windows(logits, windows)), labels
+
+
+class SingleLabel(TextObjective):
+    """One of several labels."""
+
+    METRICS = ("accuracy", "macro_f1")
+    loss = ExactLoss()
+
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
+    ) -> None:
+        super().__init__(config, tokenizer, padded, loss)
+        self.temperature: float | None = getattr(config, TEMPERATURE, None)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted label, the loss, and the log probability of that label, or of all of them [rows, labels]."""
+        logits, labels = read_texts(model, inputs)
+        scores = logits.float().log_softmax(-1)
+        return logits.argmax(-1), row_losses(logits, labels), scores if self.keeps_scores else scores.amax(-1)
+
+    def fit(self, dataset: Dataset, results: Results) -> None:
+        if self.keeps_scores:
+            self.temperature = fit_temperature(results[2], np.asarray(dataset["labels"][:]))
+
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        best = np.sort(np.argsort(-results[2], axis=1, kind="stable")[:, :MAX_SCORES], axis=1)
+        scores = np.exp(np.take_along_axis(results[2], best, 1).astype(np.float64)).round(_DIGITS)
+        columns = dataset["labels"][:], results[0].tolist(), best.tolist(), scores.tolist()
+        for label, predicted, of_labels, values in zip(*columns, strict=True):
+            by_label = {self.names[at]: value for at, value in zip(of_labels, values, strict=True)}
+            yield {"label": self.names[label], "predicted": self.names[predicted], "scores": by_label}
+
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        predicted, losses, logs = results
+        references, facts = np.asarray(dataset["labels"][:]), row_facts(dataset, scripts)
+        scorer = one_label(references, predicted, self.names)
+        sure = calibration_of(logs, predicted == references, self.temperature)
+        return break_down("single_label", facts, scorer, self.names, sure, loss=mean_loss(losses), draws=draws)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        assert found.calibration is not None
+        worst = {f"{WORST}{found.score}": found.by["language"][found.worst_language].scores[found.score].value}
+        labels = {"per_label": label_block(found.overall.per_label)}
+        return super().metrics(found) | worst | labels | {"ece": found.calibration.ece}
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        languages, labels = block["per_language"].items(), block["per_label"].items()
+        more = {name: block[name] for name in ("worst_language_macro_f1", "ece")}
+        more |= {f"macro_f1_{without_markup(language)}": row["macro_f1"] for language, row in languages}
+        return super().flatten(block) | more | {f"f1_{without_markup(label)}": row["f1"] for label, row in labels}
+
+    def fitted(self) -> dict[str, Any]:
+        return {} if self.temperature is None else {TEMPERATURE: self.temperature}
+
+
+class Regression(TextObjective):
+    """A number."""
+
+    METRICS = ("pearson", "spearman", "mae")
+    loss: RegressionLoss = RegressionLoss("mse")
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted number and the loss."""
+        logits, labels = read_texts(model, inputs)
+        return logits[:, 0].float(), self.loss.each(logits, labels)
+
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        for label, predicted in zip(dataset["labels"][:], results[0].tolist(), strict=True):
+            yield {"label": label, "predicted": predicted}
+
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        predicted, losses = results
+        scorer, facts = numbers(predicted, np.asarray(dataset["labels"][:])), row_facts(dataset, scripts)
+        return break_down("regression", facts, scorer, loss=mean_loss(losses), draws=draws)
+
+
+class MultiLabel(TextObjective):
+    """Any number of labels. A label is given where its probability reaches the threshold."""
+
+    METRICS = ("micro_f1", "macro_f1")
+    loss: MultiLabelLoss = MultiLabelLoss()
+
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
+    ) -> None:
+        super().__init__(config, tokenizer, padded, loss)
+        self.threshold: float = getattr(config, "threshold", 0.5)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The probability of each label [rows, labels], and the loss."""
+        logits, labels = read_texts(model, inputs)
+        return logits.float().sigmoid(), self.loss.each(logits, labels)
+
+    def fit(self, dataset: Dataset, results: Results) -> None:
+        self.threshold = best_threshold(results[0], np.asarray(dataset["labels"][:], dtype=np.int64))
+
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        names = self.names
+        for labels, scores in zip(dataset["labels"][:], results[0].tolist(), strict=True):
+            given = [name for name, is_given in zip(names, labels, strict=True) if is_given]
+            predicted = [name for name, score in zip(names, scores, strict=True) if score >= self.threshold]
+            yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
+
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        probabilities, losses = results
+        facts, given = row_facts(dataset, scripts), probabilities >= self.threshold
+        scorer = several_labels(given, np.asarray(dataset["labels"][:]), self.names)
+        return break_down("multi_label", facts, scorer, self.names, loss=mean_loss(losses), draws=draws)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        more = {"threshold": self.threshold, "per_label": label_block(found.overall.per_label)}
+        return super().metrics(found) | more
+
+    def fitted(self) -> dict[str, Any]:
+        return {"threshold": self.threshold}
+
 
 Plan = RunPlan[DataArguments, Args]
 
@@ -64,9 +252,7 @@ class ClassifiedRows:
 class Classification(Task[ClassifiedRows, DataArguments, Args]):
     """A text gets one label, several labels, or a number: `--problem_type`."""
 
-    model_arguments = ModelArguments
-    data_arguments = DataArguments
-    training_arguments = Args
+    arguments = (ModelArguments, DataArguments, Args)
     name = "classification"
     takes_long_texts = True
     lower_is_better = ("loss", "mae", "ece")
@@ -123,32 +309,30 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
-                model, tokenizer = plan.model, inputs.tokenizer
-                if model.vocabulary_from_train is not None:
-                    from indictune.models.task_models import with_vocabulary
-
-                    model, tokenizer = with_vocabulary(model, tokenizer, train.texts, inputs.checkpoint)
+                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train.texts, train.table["language"], tokenizer, plan)
-                splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan)])
+                if plan.data.problem_type is not None and "problem_type" not in plan.recipe.values:
+                    column = f"column {plan.data.label_column} has several labels a row"
+                    note = f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."
+                    splits = replace(splits, notes=[*splits.notes, note])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
         splits, max_length = rows.splits, plan.data.max_length
         if isinstance(max_length, str):
-            limit = None if plan.model_config is None else positions_of(plan.model_config)
+            limit = positions_of(plan.model_config)
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
             of_rows, of_model = "the 99th percentile of the training rows", "all that the model has positions for"
             reason = of_model if max_length == limit else of_rows
             logger.info("--max_length auto: %d tokens, %s", max_length, reason)
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
-        train, validation, test = (datasets.get(split) for split in SPLITS)
-        assert train is not None
         health = _health(plan, rows, max_length)
         notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
-        parts = train, validation, test, splits.rows["train"].location, splits.folder, notes
+        made = datasets["train"], datasets.get("validation"), datasets.get("test")
+        parts = *made, splits.rows["train"].location, splits.folder, notes
         tokens = Tokens(*parts, max_length=max_length, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 
@@ -165,17 +349,15 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ClassifiedRows | None
     ) -> Objective:
-        made: SingleLabel | Regression | MultiLabel
+        kind: type[TextObjective] = SingleLabel
+        weights = None if rows is None else as_tensor(rows.weights, rows.labels)
+        loss: SharedLoss = ExactLoss(weights, args.label_smoothing_factor)
         if config.problem_type == REGRESSION:
-            made = Regression(config, tokenizer, padded, args.regression_loss)
+            kind, loss = Regression, RegressionLoss(args.regression_loss)
         elif config.problem_type == MULTI_LABEL:
-            made = MultiLabel(config, tokenizer, padded)
-        else:
-            weights = None if rows is None else as_tensor(rows.weights, rows.labels)
-            made = SingleLabel(config, tokenizer, padded, ExactLoss(weights, args.label_smoothing_factor))
-        assert made.loss is not None
-        made.loss.of_windows = recorded_reading(config).get("long_text") == "window"
-        return made
+            kind, loss = MultiLabel, MultiLabelLoss()
+        loss.of_windows = recorded_reading(config).get("long_text") == "window"
+        return kind(config, tokenizer, padded, loss)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, config = plan.data, plan.model_config
@@ -198,10 +380,3 @@ def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
     parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
     cut = sys.maxsize if data.long_text == "window" else max_length
     return measured_once(parts, lambda: measure(splits, rows.tokenizer, cut, rows.splits.findings, data.problem_type))
-
-
-def _notes_of_type(plan: Plan) -> list[str]:
-    if plan.data.problem_type is None or "problem_type" in plan.recipe.values:
-        return []
-    column = f"column {plan.data.label_column} has several labels a row"
-    return [f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."]

@@ -21,8 +21,8 @@ from indictune.data.collation import Row
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import Breakdown, RowFacts
-from indictune.evaluation.score_names import block_of, metrics_tables
-from indictune.models.load import Model
+from indictune.evaluation.score_names import block_of
+from indictune.models.load import Model, load_trained
 from indictune.tasks.loss import SharedLoss
 
 if TYPE_CHECKING:
@@ -33,25 +33,23 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]
+Results = Sequence[np.ndarray]  # of `Objective.measure`, each [rows, ...] in the dataset's order
+Scripts = Sequence[str] | None  # of each row, as of `scripts_of`; None if unknown
 
 
-def row_facts(dataset: Dataset, scripts: Sequence[str] | None) -> RowFacts:
+def row_facts(dataset: Dataset, scripts: Scripts) -> RowFacts:
     """Of whom the rows of an evaluation are."""
     return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
 
 class Objective(ABC):
-    """How a model of one task is trained and scored.
+    """How a model of one task is trained and scored."""
 
-    Attributes:
-        METRICS: scores of all rows and of each language, in `metrics.json` and in tables.
-        loss: of a micro-batch; None if the trainer has its own.
-        keeps_scores: whether `measure` keeps all that `predictions` and `breakdown` need.
-    """
-
-    METRICS: tuple[str, ...] = ()
-    loss: SharedLoss | None = None
-    keeps_scores: bool = False
+    kind: type[Any]  # transformers' Auto class of the model
+    dtype = torch.float32  # of the weights of a saved model, unless they are quantised
+    METRICS: tuple[str, ...] = ()  # scores of all rows and of each language, in `metrics.json` and in tables
+    loss: SharedLoss | None = None  # of a micro-batch; None if the trainer has its own
+    keeps_scores: bool = False  # whether `measure` keeps all that `predictions` and `breakdown` need
 
     @abstractmethod
     def collator(self, evaluating: bool) -> Collator:
@@ -61,22 +59,14 @@ class Objective(ABC):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
 
-    def fit(self, dataset: Dataset, results: Sequence[np.ndarray]) -> None:  # noqa: B027, most tasks fit nothing
+    def fit(self, dataset: Dataset, results: Results) -> None:  # noqa: B027, most tasks fit nothing
         """Fit what the validation rows decide, such as a threshold, before they are scored; see `breakdown`."""
 
     @abstractmethod
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
-    ) -> Breakdown:
-        """The scores of an evaluation, which all others are taken from.
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        """The scores of an evaluation, which all others are taken from; `draws` is 0 for no intervals."""
 
-        Args:
-            results: of `measure`, in the dataset's order.
-            scripts: of each row, as of `scripts_of`; None if unknown.
-            draws: of the rows, for the intervals; 0 for none.
-        """
-
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         """What the model makes of each row, for `predictions.jsonl`. By default nothing."""
         return iter(())
 
@@ -88,13 +78,9 @@ class Objective(ABC):
         """The numbers of a block that the Trainer logs and compares checkpoints by."""
         return {name: block[name] for name in ("loss", *self.METRICS)}
 
-    def tables(self, block: dict[str, Any]) -> str:
-        """A block as tables for the console."""
-        return metrics_tables(block, self.METRICS)
-
-    @abstractmethod
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
+        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind, self.dtype)
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:  # noqa: B027, most tasks have nothing to do
         """Prepare the tokenizer saved in a folder for programs without this package."""
@@ -112,12 +98,7 @@ EvaluationPlan = RunPlan[EvaluationArguments, IndicTrainingArguments]  # of `ind
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the rows of a split come from.
-
-    Attributes:
-        location: the `file:line` of a row, given by its number.
-        texts: of the rows, which can be read many times.
-    """
+    """The `file:line` of each row of a split, by its number, and the texts, which can be read many times."""
 
     location: Callable[[int], str]
     texts: Iterable[str]
@@ -125,19 +106,11 @@ class Origins:
 
 @dataclass(frozen=True)
 class Samples:
-    """Conversations whose last answer the model writes itself.
+    """Conversations whose last answer the model writes itself."""
 
-    Attributes:
-        split: that they come from.
-        chats: with the right answers.
-        rows: of the split's dataset; None for training rows, which are not scored.
-        template: of the chats.
-        max_new_tokens: limit of an answer.
-    """
-
-    split: str
-    chats: Sequence[list[Message]]
-    rows: Dataset | None
+    split: str  # that they come from
+    chats: Sequence[list[Message]]  # with the right answers
+    rows: Dataset | None  # of the split's dataset; None for training rows, which are not scored
     template: str
     max_new_tokens: int
 
@@ -150,12 +123,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class TestTokens:
-    """The tokenised rows of a file for a saved model.
-
-    Attributes:
-        notes: for the user.
-        samples: conversations that the model answers.
-    """
+    """The tokenised rows of a file for a saved model, notes for the user, and conversations that it answers."""
 
     rows: Dataset
     notes: Sequence[str] = ()
@@ -165,93 +133,47 @@ class TestTokens:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What rows are read from.
+    """What rows are read from."""
 
-    Attributes:
-        tokenizer: of the model; None if it was refused.
-        sources: of the rows, by split; None if they were refused.
-        checkpoint: that the run resumes from, as far as this node's disk shows it.
-    """
-
-    tokenizer: Tokenizer | None
-    sources: Mapping[str, Any] | None
-    checkpoint: Path | None = None
+    tokenizer: Tokenizer | None  # None if it was refused
+    sources: Mapping[str, Any] | None  # of the rows, by split; None if they were refused
+    checkpoint: Path | None = None  # that the run resumes from, as far as this node's disk shows it
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokenised rows of each split: columns `input_ids`, `labels`, `length`, `language`, among others.
-
-    Attributes:
-        row_location: the `file:line` of a training row, given by its number.
-        origins: of the rows of each split, as far as the task knows them.
-        folder: of the cached rows, with those that were left out; None without a cache.
-        notes: for the user.
-        summary: a table for the user, or empty.
-        max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
-        scores: `group_scores` of the task.
-        labels: that have scores of their own: labels, or kinds of entity.
-        health: of the rows; None if the task does not measure it.
-        samples: conversations that the trained model answers.
-    """
+    """The tokenised rows of each split: columns `input_ids`, `labels`, `length`, `language`, among others."""
 
     train: Dataset
     validation: Dataset | None
     test: Dataset | None
-    row_location: Callable[[int], str]
-    folder: Path | None = None
+    row_location: Callable[[int], str]  # the `file:line` of a training row, given by its number
+    folder: Path | None = None  # of the cached rows, with those that were left out; None without a cache
     notes: Sequence[str] = ()
-    summary: str = ""
-    max_length: int | None = None
-    origins: Mapping[str, Origins] = field(default_factory=dict)
-    scores: Sequence[str] = ()
-    labels: Sequence[str] = ()
-    health: RowHealth | None = None
+    summary: str = ""  # a table for the user
+    max_length: int | None = None  # most tokens that a text was cut to, or of a window; None: as the flag says
+    origins: Mapping[str, Origins] = field(default_factory=dict)  # of each split, as far as the task knows them
+    scores: Sequence[str] = ()  # `group_scores` of the task
+    labels: Sequence[str] = ()  # that have scores of their own: labels, or kinds of entity
+    health: RowHealth | None = None  # None if the task does not measure it
     samples: Samples | None = None
-
-    @property
-    def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
-        """Training, validation and test rows."""
-        return self.train, self.validation, self.test
 
 
 class Task(ABC, Generic[Rows, Data, Training]):
-    """One kind of learning.
+    """One kind of learning."""
 
-    Attributes:
-        model_arguments: dataclass of the model's flags.
-        data_arguments: dataclass of the rows' flags.
-        training_arguments: dataclass of the training's flags.
-        name: as `indictune prepare --task` takes it.
-        scores: metrics that can compare checkpoints, the default first.
-        lower_is_better: beginnings of metrics of which the lowest is the best.
-        takes_long_texts: whether `--long_text` and `--max_length auto` have a meaning.
-        writes_answers: whether `--num_sample_generations` has a meaning.
-        head: end of the class names of its models, such as `ForTokenClassification`.
-    """
-
-    model_arguments: type[ModelArguments] = ModelArguments
-    data_arguments: type[Data]
-    training_arguments: type[Training]
-    lower_is_better: tuple[str, ...] = ("loss",)
-    takes_long_texts: bool = False
-    writes_answers: bool = False
-    name: str
-    scores: tuple[str, ...]
-    head: str
-
-    @classmethod
-    def arguments(cls) -> tuple[type[Any], ...]:
-        """The dataclasses of all flags."""
-        return cls.model_arguments, cls.data_arguments, cls.training_arguments
+    # The dataclasses of its flags: of the model, of the rows and of the training.
+    arguments: tuple[type[ModelArguments], type[Data], type[Training]]
+    lower_is_better: tuple[str, ...] = ("loss",)  # beginnings of metrics of which the lowest is the best
+    takes_long_texts: bool = False  # whether `--long_text` and `--max_length auto` have a meaning
+    writes_answers: bool = False  # whether `--num_sample_generations` has a meaning
+    name: str  # as `indictune prepare --task` takes it
+    scores: tuple[str, ...]  # metrics that can compare checkpoints, the default first
+    head: str  # end of the class names of its models, such as `ForTokenClassification`
 
     @abstractmethod
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        """The configuration of the model.
-
-        Raises:
-            UserError: it cannot be read, or is no model for this task.
-        """
+        """The configuration of the model; a `UserError` if it cannot be read, or is no model for this task."""
 
     @abstractmethod
     def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
@@ -291,24 +213,13 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def load_model(self, plan: RunPlan[Data, Training], args: Training, rows: Rows, reads_weights: bool) -> Model:
-        """The model, ready to train.
-
-        Args:
-            args: as transformers has completed them.
-            reads_weights: False if another rank sends the weights.
-        """
+        """The model, ready to train. `args` are completed; `reads_weights` is False if another rank sends them."""
 
     @abstractmethod
     def objective(
         self, args: Training, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: Rows | None
     ) -> Objective:
-        """What the trainer minimises and measures.
-
-        Args:
-            args: as transformers has completed them.
-            padded: what `pads` said.
-            rows: of the run; None for a saved model, which is only evaluated.
-        """
+        """What the trainer minimises and measures; `rows` are None for a saved model, which is only evaluated."""
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         """Whether a saved model is of this task, by the content of its `config.json`."""
@@ -316,10 +227,4 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        """The token ids of `--test_file` for a saved model.
-
-        Args:
-            plan: of `indictune evaluate`.
-            tokenizer: of the model; None if it was refused.
-            problems: found so far. All are raised before anything is tokenised.
-        """
+        """The token ids of `--test_file` for a saved model. All `problems` are raised before anything is tokenised."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -30,9 +29,20 @@ from indictune.evaluation.score_names import RATIOS, label_block
 from indictune.evaluation.scorers import entities, entity_kinds, predicted_tags
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.models.task_models import class_names, label_order, load_classifier
+from indictune.tasks.classification import TextObjective
 from indictune.tasks.loss import ExactLoss
-from indictune.tasks.protocol import Batch, EvaluationPlan, Inputs, Origins, Task, TestTokens, Tokens, row_facts
-from indictune.tasks.text_objectives import TextObjective
+from indictune.tasks.protocol import (
+    Batch,
+    EvaluationPlan,
+    Inputs,
+    Origins,
+    Results,
+    Scripts,
+    Task,
+    TestTokens,
+    Tokens,
+    row_facts,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,19 +62,16 @@ class TokenTags(TextObjective):
         losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
         return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
 
-    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
-        names = class_names(self.config)
-        given = predicted_tags(results[0], dataset["is_read"][:], names)
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        given = predicted_tags(results[0], dataset["is_read"][:], self.names)
         for tags, predicted in zip(dataset["tags"][:], given, strict=True):
-            yield {"label": [names[tag] for tag in tags], "predicted": predicted}
+            yield {"label": [self.names[tag] for tag in tags], "predicted": predicted}
 
-    def breakdown(
-        self, dataset: Dataset, results: Sequence[np.ndarray], scripts: Sequence[str] | None = None, draws: int = 0
-    ) -> Breakdown:
-        names, (predicted, losses) = class_names(self.config), results
-        scorer = entities(predicted, dataset["tags"][:], dataset["is_read"][:], names)
-        loss = mean_loss(losses, max(1, sum(map(sum, dataset["is_read"][:]))))
-        return break_down("entities", row_facts(dataset, scripts), scorer, names, loss=loss, draws=draws)
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        (predicted, losses), is_read = results, dataset["is_read"][:]
+        scorer = entities(predicted, dataset["tags"][:], is_read, self.names)
+        loss = mean_loss(losses, max(1, sum(map(sum, is_read))))
+        return break_down("entities", row_facts(dataset, scripts), scorer, self.names, loss=loss, draws=draws)
 
     def metrics(self, found: Breakdown) -> dict[str, Any]:
         seen = {kind: each for kind, each in found.overall.per_label.items() if each.support or each.predicted}
@@ -90,8 +97,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     head = "ForTokenClassification"
     name = "tokens"
     scores = (*ENTITY_SCORES, "loss", "worst_language_f1")
-    data_arguments = DataArguments
-    training_arguments = Args
+    arguments = (ModelArguments, DataArguments, Args)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
@@ -150,9 +156,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TaggedRows | None
     ) -> TokenTags:
-        objective = TokenTags(config, tokenizer, padded)
-        objective.loss = ExactLoss(label_smoothing=args.label_smoothing_factor)
-        return objective
+        return TokenTags(config, tokenizer, padded, ExactLoss(label_smoothing=args.label_smoothing_factor))
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         problems += [problem("not-of-this-task", "--bad_rows")] if plan.data.bad_rows != "stop" else []

@@ -24,7 +24,7 @@ from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, devices, sharding
 from indictune.evaluation.breakdown import SPLITS
-from indictune.evaluation.score_names import in_sentences
+from indictune.evaluation.score_names import in_sentences, metrics_tables
 from indictune.files import TEST_FILE, write_json
 from indictune.hub import publish
 from indictune.hub.card import write_card
@@ -175,7 +175,7 @@ def evaluate_split(
     objective.keeps_scores = False
     if not math.isfinite(block["loss"]):
         run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
-    run.show(f"\n{split} rows\n{objective.tables(block)}")
+    run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")
     assert results is not None
     samples = trainer.samples
     written = trainer.written if samples is not None and samples.split == split else None

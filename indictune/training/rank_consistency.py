@@ -100,7 +100,7 @@ def values_of_rows(tokens: Tokens) -> Values:
     """What all nodes must have alike before a model is loaded: the tokens and labels of each split."""
     return {
         f"{split} rows": None if rows is None else f"{len(rows):,}, digest {validation_digest(rows)[:_DIGITS]}"
-        for split, rows in zip(SPLITS, tokens.datasets, strict=True)
+        for split, rows in zip(SPLITS, (tokens.train, tokens.validation, tokens.test), strict=True)
     }
 
 

@@ -229,7 +229,8 @@ def load_model(
     if "active_vocabulary" in plan.configuration:
         from indictune.distributed.vocabulary_choice import use_active_vocabulary
 
-        use_active_vocabulary(model, cast(Any, args), tokens.datasets, rows.tokenizer, point.checkpoint)
+        datasets = tokens.train, tokens.validation, tokens.test
+        use_active_vocabulary(model, cast(Any, args), datasets, rows.tokenizer, point.checkpoint)
     return model
 
 

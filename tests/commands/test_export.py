@@ -12,10 +12,10 @@ import pytest
 from transformers import BertConfig
 
 from indictune.cli import main
+from indictune.commands import export
 from indictune.commands.export import ExportFlags, export_model
 from indictune.data.labels import MULTI_LABEL, REGRESSION
-from indictune.export import formats
-from tests.export.models import random_classifier
+from tests.commands.random_models import random_classifier
 from tests.refusals import refused
 
 
@@ -62,7 +62,7 @@ def test_all_problems_come_at_once(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr(export, "PACKAGES", ("onnx", "no_such_package"))
     assert importlib.util.find_spec("onnx") is not None
     assert main(["export", folder_with(tmp_path / "model", **CLASSIFIER)]) == 2
     shown = capsys.readouterr().err
@@ -90,8 +90,8 @@ def test_a_graph_with_other_labels_is_not_kept(tmp_path: Path, monkeypatch: pyte
     def other_weights(args: Any, model: Any, *rest: Any) -> None:
         trace(args, type(model)(model.config).eval(), *rest)
 
-    trace = formats._trace
-    monkeypatch.setattr(formats, "_trace", other_weights)
+    trace = export._trace
+    monkeypatch.setattr(export, "_trace", other_weights)
     with refused("export-differs", "of 1000"):
         export_model(ExportFlags(str(folder)))
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -111,5 +111,5 @@ def test_rows_are_equal_by_what_their_logits_mean(
 ) -> None:
     config = BertConfig(id2label={0: "a", 1: "b"}, problem_type=problem_type)
     kept = np.array([[True, False], [True, True]])  # of the last case, the second token of the first row is padding
-    found = formats._equal(config, np.array(ours, np.float32), np.array(theirs, np.float32), kept)
+    found = export._equal(config, np.array(ours, np.float32), np.array(theirs, np.float32), kept)
     assert found.tolist() == expected

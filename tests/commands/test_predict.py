@@ -33,10 +33,10 @@ from transformers import (
 )
 
 from indictune.cli import main
+from indictune.commands import predict
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
 from indictune.models.serving_model import serve_as_trained
-from indictune.prediction import labelled_windows
 from indictune.prediction.labelled_rows import label_texts
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
@@ -377,9 +377,9 @@ def test_a_late_rank_finds_the_work_done(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_sees_nothing_of_rank_0_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled_windows, "WAIT_FOR_RANK_0_S", 0.3)
+    monkeypatch.setattr(predict, "WAIT_FOR_RANK_0_S", 0.3)
     with pytest.raises(UserError) as refused:
-        labelled_windows.LabelledWindows(tmp_path / "out.csv", {}, 3).wait_until_open()
+        predict.LabelledWindows(tmp_path / "out.csv", {}, 3).wait_until_open()
     assert refused.value.code == "predict-without-rank-0"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from indictune.cli import main
-from indictune.commands.ranking import choose_strategy
+from indictune.commands.plan import choose_strategy
 from indictune.errors import UserError
 from indictune.planning import hardware
 

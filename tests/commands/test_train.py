@@ -251,7 +251,7 @@ def test_a_flag_of_another_task_names_its_script() -> None:
     from indictune.config.recipe import read_recipe
     from indictune.tasks.classification import Classification
 
-    (problem,) = read_recipe(["--packing", "true"], Classification.arguments()).problems
+    (problem,) = read_recipe(["--packing", "true"], Classification.arguments).problems
     assert problem.code == "unknown-name"
     assert "scripts/train_llama.py" in str(problem)
 

@@ -70,7 +70,7 @@ def classified(path: Path, texts: Sequence[str], *flags: str) -> ClassifiedRows:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = Classification()
     recipe = read_recipe(
-        ["--train_file", str(path), "--output_dir", "out", "--validation_split", "0", *flags], task.arguments()
+        ["--train_file", str(path), "--output_dir", "out", "--validation_split", "0", *flags], task.arguments
     )
     plan, problems = plan_of_rows(recipe, task)
     return read_rows(plan, task, problems)
@@ -109,7 +109,7 @@ def test_words_with_tags_are_measured_too(tmp_path: Path) -> None:
     path.write_text("സീത B-PER\nവന്നു O\n", encoding="utf-8")
     task = TokenClassification()
     plan, problems = plan_of_rows(
-        read_recipe(["--train_file", str(path), "--output_dir", "out"], task.arguments()), task
+        read_recipe(["--train_file", str(path), "--output_dir", "out"], task.arguments), task
     )
     rows = read_rows(plan, task, problems)
     with refused("unknown-tokens", "100%"):

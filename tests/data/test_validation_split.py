@@ -134,7 +134,7 @@ def test_sentences_are_divided_and_every_tag_is_trained_on(tmp_path: Path) -> No
     path.write_text("Goa B-LOC\n\n" + "".join(f"Sita{row} B-PER\nआई O\n\n" for row in range(59)), encoding="utf-8")
     task = TokenClassification()
     plan, problems = plan_of_rows(
-        read_recipe(["--train_file", str(path), "--output_dir", "out"], task.arguments()), task
+        read_recipe(["--train_file", str(path), "--output_dir", "out"], task.arguments), task
     )
     assert split_of(plan) == TENTH
     rows = read_rows(plan, task, problems)
@@ -158,7 +158,7 @@ def test_the_flags_decide(given: dict[str, str], expected: ValidationSplit | Non
     flags = [word for name, value in given.items() for word in (f"--{name}", value)]
     task = TokenClassification()
     plan, problems = plan_of_rows(
-        read_recipe(["--train_file", "t.conll", "--output_dir", "out", *flags], task.arguments()), task
+        read_recipe(["--train_file", "t.conll", "--output_dir", "out", *flags], task.arguments), task
     )
     assert (split_of(plan), list(problems)) == (expected, [])
 

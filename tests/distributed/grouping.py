@@ -39,4 +39,4 @@ def main(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(execute(main, read_recipe(sys.argv[1:], Classification.arguments())))
+    sys.exit(execute(main, read_recipe(sys.argv[1:], Classification.arguments)))

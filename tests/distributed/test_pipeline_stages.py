@@ -16,7 +16,7 @@ from indictune.data.collation import JoinRows
 from indictune.distributed.pipeline.layout import cut
 from indictune.distributed.pipeline.runner import Batch
 from indictune.distributed.pipeline.stages import Stages
-from indictune.models.adapters import without_adapter
+from indictune.models.load import without_adapter
 from indictune.models.unpadded import classify_unpadded, read_unpadded
 from tests.distributed import pipelining
 from tests.distributed.pipelining import CAUSAL, LAYERS, batch, tiny

@@ -16,9 +16,8 @@ from transformers import BertConfig
 from indictune.evaluation.score_names import WRITTEN, named_scores, near_names
 from indictune.preflight.values import METRIC, check_metric_of_rows
 from indictune.tasks.chat import Answers, Chat
-from indictune.tasks.classification import Classification
+from indictune.tasks.classification import Classification, MultiLabel, Regression, SingleLabel
 from indictune.tasks.protocol import Objective, Origins, Samples, Task, Tokens
-from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 from indictune.tasks.tokens import TokenClassification, TokenTags
 from indictune.training.evaluation import scores_of_samples
 from tests.models.tiny import words_tokenizer
@@ -90,7 +89,7 @@ def test_every_promised_name_has_a_score_and_every_score_a_name(
     if kind == "answers":
         found = replace(found, written=scores_of_samples(SAMPLES, ["good", "मोसम"]))
     given = set(named_scores(found)) | set(objective.flatten(objective.metrics(found)))
-    plan = plan_of(arguments=task.training_arguments)
+    plan = plan_of(arguments=task.arguments[-1])
     vars(plan.data).update(data)
     scores = [score for score in task.group_scores(plan) if score not in WRITTEN]
     of_groups = {f"{score}_{group}" for score in scores for group in GROUPS}

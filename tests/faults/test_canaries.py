@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from indictune.checkpoint import store
 from indictune.checkpoint.store import MANIFEST
 from indictune.cli import main
+from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
-from indictune.models.finished_model import load_trained, merge
-from indictune.models.load import load_tokenizer
+from indictune.models.load import load_tokenizer, load_trained
 from indictune.models.task_models import load_classifier, load_classifier_config
 from tests.conftest import FinishedRun
 from tests.faults.canaries import PICKLES, Canary, model_in
@@ -310,14 +310,14 @@ class TestAFinishedModel:
     ) -> None:
         adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
         with refused("adapter-pickled"):
-            merge(str(adapter), str(tmp_path / "out"))
+            merge(MergeFlags(str(adapter), str(tmp_path / "out")))
         assert not canary.ran.exists()
 
     @pytest.mark.parametrize(
         "read",
         [
             load_trained,
-            lambda folder: merge(str(folder), str(folder / "merged")),
+            lambda folder: merge(MergeFlags(str(folder), str(folder / "merged"))),
         ],
     )
     @pytest.mark.parametrize(

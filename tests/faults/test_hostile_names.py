@@ -34,7 +34,7 @@ from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier, load_classifier_config
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
-from indictune.tasks.text_objectives import SingleLabel
+from indictune.tasks.classification import SingleLabel
 from indictune.training.callbacks.restore_progress import RestoreProgress
 from tests.checkpoint.test_store import write
 from tests.faults import hostile

@@ -75,5 +75,5 @@ def predictions(folder: Path) -> list[dict[str, Any]]:
 )
 def test_do_predict_needs_test_rows(task: Task[Any, Any, Any], flags: list[str], found: list[str]) -> None:
     given = ["--train_file", "t.csv", "--output_dir", "out", "--do_predict", "true", *flags]
-    plan, _ = plan_of_rows(read_recipe(given, task.arguments()), task)
+    plan, _ = plan_of_rows(read_recipe(given, task.arguments), task)
     assert [code for code, _ in codes(check_do_predict(plan))] == found

@@ -430,7 +430,7 @@ class TestSeveralLabels:
         with open("f.csv", "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([["text", "label"], *rows])
         words = ["--train_file", "f.csv", "--output_dir", "out", *flags]
-        plan, problems = make_plan(read_recipe(words, Classification.arguments()), {}, Classification())
+        plan, problems = make_plan(read_recipe(words, Classification.arguments), {}, Classification())
         assert problems == []
         assert plan.training.metric_for_best_model == metric
         assert plan.data.problem_type == (taken or (flags[-1] if flags else None))

@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from indictune.config.arguments import ModelArguments
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.config_shapes import check_shapes
-from indictune.models.task_models import load_classifier_config
+from indictune.models.task_models import check_shapes, load_classifier_config
 from tests.refusals import refused
 
 

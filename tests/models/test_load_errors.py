@@ -14,10 +14,8 @@ from transformers import AutoModelForSequenceClassification
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.config_shapes import check_shapes
-from indictune.models.finished_model import load_trained
-from indictune.models.load import load_tokenizer
-from indictune.models.task_models import load_classifier, load_classifier_config
+from indictune.models.load import load_tokenizer, load_trained
+from indictune.models.task_models import check_shapes, load_classifier, load_classifier_config
 from indictune.models.trusted_files import load_problem
 from tests.models.tiny import words_tokenizer
 from tests.refusals import refused

@@ -29,11 +29,10 @@ from transformers import (
 )
 
 from indictune.cli import main
-from indictune.commands.merge import MergeFlags
+from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
-from indictune.models.finished_model import merge
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal, load_classifier
 from tests.models.tiny import SMALL, words_tokenizer
@@ -104,7 +103,7 @@ def classifier(base: Path, **settings: Any) -> Any:
 
 
 def run(adapter: Path, out: Path, **flags: Any) -> str:
-    return merge(**vars(MergeFlags(adapter=str(adapter), output_dir=str(out), **flags)))
+    return merge(MergeFlags(adapter=str(adapter), output_dir=str(out), **flags))
 
 
 @torch.no_grad()
@@ -571,7 +570,7 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
 def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
     neighbours = {"base", "adapter"}
     for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):
-        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.finished_model:match_config_mode:1"]
+        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.commands.merge:match_config_mode:1"]
         flags = ["merge", str(adapter), "--output_dir", str(adapter.parent / "out")]
         result = start([*faulty, "indictune/__main__.py", *flags])
         assert result.returncode == code, result.stderr

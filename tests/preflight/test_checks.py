@@ -41,7 +41,7 @@ class Of(Classification):
 
 def found(*argv: str, of: PreTrainedConfig | None = None, **environ: Any) -> list[Problem]:
     task = Of(of or BertConfig())
-    recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:tweets", *argv], task.arguments())
+    recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:tweets", *argv], task.arguments)
     plan, problems = make_plan(recipe, environ, task)
     return problems + preflight(plan, task)
 

@@ -27,7 +27,7 @@ class Tiny(Classification):
 
 
 def made(*argv: str, **environ: str) -> tuple[AnyPlan, list[Problem]]:
-    recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:tweets", *argv], Tiny.arguments())
+    recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:tweets", *argv], Tiny.arguments)
     return make_plan(recipe, environ, Tiny())
 
 

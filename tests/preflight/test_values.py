@@ -87,7 +87,7 @@ def test_what_needs_a_gpu_is_refused_without_one() -> None:
 def test_checkpoints_are_compared_by_the_metrics_of_the_task(
     task: Task[Any, Any, Any], metric: str, is_known: bool
 ) -> None:
-    plan = plan_of({"metric_for_best_model": metric}, arguments=task.training_arguments)
+    plan = plan_of({"metric_for_best_model": metric}, arguments=task.arguments[-1])
     assert codes(check_metric(plan, task)) == ([] if is_known else [("metric-unknown", "--metric_for_best_model")])
 
 

@@ -134,7 +134,7 @@ def refusal(file: str, kind: str, recipe: Path, *flags: str) -> str | None:
     task = KINDS[kind].task
     argv = ["--config", str(recipe), "--output_dir", str(recipe.parent / "none"), *flags]
     with chdir(ROOT):
-        plan, problems = make_plan(read_recipe(argv, task.arguments()), _environment(file), task)
+        plan, problems = make_plan(read_recipe(argv, task.arguments), _environment(file), task)
         found = [*problems, *preflight(plan, task)]
     return found[0].code if found else None
 

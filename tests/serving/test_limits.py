@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from indictune.serving.app import Batches, QueueFullError
+from indictune.serving.app import Batches
 from indictune.serving.server import Limits, Rate, RefusedError
 
 Answer = tuple[int, str, str | None]
@@ -119,5 +119,5 @@ def test_a_text_on_which_the_model_fails_spoils_no_other_request() -> None:
 def test_a_full_queue_refuses_and_later_takes_again() -> None:
     found = asyncio.run(labelled(Model(), [["a", "b"], ["c", "d"], ["e"]], max_waiting=3))
     assert found[0] == lengths(["a", "b"])
-    assert isinstance(found[1], QueueFullError)
+    assert isinstance(found[1], RefusedError)
     assert found[2] == lengths(["e"])

@@ -15,8 +15,8 @@ from sklearn.metrics import classification_report
 from transformers import BertConfig
 
 from indictune.tasks.chat import Answers
+from indictune.tasks.classification import MultiLabel, Regression, SingleLabel
 from indictune.tasks.protocol import Objective
-from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 from indictune.tasks.tokens import TokenTags
 from tests.models.tiny import words_tokenizer
 

@@ -27,7 +27,7 @@ TASK = TokenClassification()
 
 
 def rows_of(*argv: str) -> TaggedRows:
-    plan, problems = plan_of_rows(read_recipe(["--output_dir", "out", *argv], TASK.arguments()), TASK)
+    plan, problems = plan_of_rows(read_recipe(["--output_dir", "out", *argv], TASK.arguments), TASK)
     return read_rows(plan, TASK, problems)
 
 
@@ -125,7 +125,7 @@ def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> No
 
 def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
     given = ["--dataset_name", "builtin:tweets", "--method", "lora", "--bad_rows", "quarantine", "--drop_leaked_rows"]
-    recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments())
+    recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments)
     plan, _ = plan_of_rows(recipe, TASK)
     flags = ("--method", "--dataset_name", "--bad_rows", "--drop_leaked_rows", "--problem_type")
     assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in flags]
@@ -133,7 +133,7 @@ def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
 
 def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("Thiruvananthapuram B-LOC\nhai O\n", encoding="utf-8")
-    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll"), "--max_length", "64"], TASK.arguments())
+    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll"), "--max_length", "64"], TASK.arguments)
     plan, problems = plan_of_rows(recipe, TASK)
     (row,) = TASK.tokenise(plan, read_rows(plan, TASK, problems)).train
     tags = [tag for tag in row["labels"] if tag != -100]
@@ -144,7 +144,7 @@ def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
 
 def test_words_that_are_cut_off_are_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "t.conll").write_text("a O\nb O\nc O\nd B-LOC\n\na O\n", encoding="utf-8")
-    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll"), "--max_length", "4"], TASK.arguments())
+    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll"), "--max_length", "4"], TASK.arguments)
     plan, problems = plan_of_rows(recipe, TASK)
     dataset = TASK.tokenise(plan, read_rows(plan, TASK, problems)).train
     assert dataset["is_read"][:] == [[True, True, False, False], [True]]
@@ -157,7 +157,7 @@ def test_a_model_that_has_the_tags_keeps_their_order(tmp_path: Path, head: str) 
     (tmp_path / "t.conll").write_text("a O\nb B-LOC\nc B-PER\n", encoding="utf-8")
     names = {0: "O", 1: "B-PER", 2: "B-LOC"}
     config = BertConfig(architectures=[f"Bert{head}"], id2label=names, label2id={name: n for n, name in names.items()})
-    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll")], TASK.arguments())
+    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll")], TASK.arguments)
     plan, problems = plan_of_rows(recipe, TASK)
     rows = read_rows(replace(plan, model_config=config), TASK, problems)
     assert rows.tags == ["O", "B-PER", "B-LOC"]
@@ -168,7 +168,7 @@ def test_a_model_that_has_the_tags_keeps_their_order(tmp_path: Path, head: str) 
 def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
     given = ["--train_file", str(tmp_path / "t.conll"), "--label_smoothing_factor", "0.25"]
-    plan, problems = plan_of_rows(read_recipe(given, TASK.arguments()), TASK)
+    plan, problems = plan_of_rows(read_recipe(given, TASK.arguments), TASK)
     rows = read_rows(plan, TASK, problems)
     assert TASK.objective(plan.training, BertConfig(), rows.tokenizer, True, rows).loss.label_smoothing == 0.25
 
@@ -176,7 +176,7 @@ def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
 def test_the_evaluate_command_refuses_to_leave_rows_out(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
     values = {"test_file": str(tmp_path / "t.conll"), "bad_rows": "quarantine"}
-    plan, _ = plan_of_rows(read_recipe(["--train_file", values["test_file"]], TASK.arguments()), TASK)
+    plan, _ = plan_of_rows(read_recipe(["--train_file", values["test_file"]], TASK.arguments), TASK)
     evaluation: Any = plan
     evaluation = replace(evaluation, data=unresolved(EvaluationArguments, values))
     with refusal("not-of-this-task", flag="--bad_rows"):

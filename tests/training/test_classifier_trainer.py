@@ -12,8 +12,8 @@ from datasets import Dataset
 from transformers import XLNetConfig, XLNetForSequenceClassification
 
 from indictune.config.arguments import SentimentTrainingArguments
+from indictune.tasks.classification import SingleLabel
 from indictune.tasks.protocol import Origins
-from indictune.tasks.text_objectives import SingleLabel
 from indictune.training.exact_trainer import IndicTrainer
 from indictune.training.task_trainer import RunContext
 from tests.models.test_unpadded import classifier

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
-from indictune.models.adapters import without_adapter
+from indictune.models.load import without_adapter
 
 
 class ReceivedEmbedding(nn.Module):

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from indictune.cli import main
-from indictune.export.formats import CONVERTER
+from indictune.commands.export import CONVERTER
 from indictune.hub.card import write_card
 from tests.ranks.launching import ROOT
 

@@ -20,8 +20,8 @@ from indictune.config.arguments import ModelArguments
 from indictune.models.builtin import sample_rows
 from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
+from tests.commands.random_models import LABELS, random_classifier
 from tests.conftest import FinishedRun
-from tests.export.models import LABELS, random_classifier
 from tests.first_hour.saved_models import MAX_LENGTH, saved_classifier
 from tests.models.tiny import CONFIGS
 

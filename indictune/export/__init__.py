@@ -1,1 +1,0 @@
-"""Write a finished model for other runtimes: ONNX Runtime and llama.cpp."""
