@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from indictune.errors import UserError
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ from tests.ranks.launching import ROOT, python, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.credentials", "indictune.errors", "indictune.console_text", "indictune.progress"}
-    | {"indictune.versions", "indictune.files", "indictune.file_locks", "indictune.stop_signals"}
-    | {"indictune.upstream"},
+    {"indictune.errors", "indictune.console_text", "indictune.credentials", "indictune.files"}
+    | {"indictune.versions", "indictune.upstream"},
     {"indictune.config"},
-    {"indictune.run", "indictune.before_imports"},
+    {"indictune.run", "indictune.file_locks", "indictune.before_imports"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.tasks"},
     {"indictune.distributed"},

@@ -25,8 +25,7 @@ from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import collectives, sharding
 from indictune.files import NO_ROOM, RECIPE
-from indictune.progress import OWN_PROGRESS
-from indictune.stop_signals import StopRequest
+from indictune.run import OWN_PROGRESS, StopRequest
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Verb(NamedTuple):
 
 def until_stopped(command: Callable[[], int]) -> int:
     """Run a command that does not listen to signals itself. A stop signal ends it, and it cleans up."""
-    from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, unblock_stop_signals
+    from indictune.run import EXIT_RESUMABLE, Stopped, StopRequest, unblock_stop_signals
 
     try:
         with StopRequest().listening():

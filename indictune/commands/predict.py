@@ -38,7 +38,7 @@ from indictune.prediction.labelled_windows import (
     write_output,
 )
 from indictune.prediction.served_classifier import Classifier, served_model
-from indictune.stop_signals import EXIT_RESUMABLE, Stopped
+from indictune.run import EXIT_RESUMABLE, Stopped
 
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
 

@@ -21,7 +21,7 @@ from indictune.distributed.batch_size import fitting_micro_batch
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
 from indictune.planning.hardware import killed_processes
-from indictune.stop_signals import OF_SCHEDULERS
+from indictune.run import OF_SCHEDULERS
 from indictune.supervise import run_folder
 from indictune.versions import FOLDER, as_seen_from_here, recipes, script
 

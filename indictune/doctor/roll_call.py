@@ -28,7 +28,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 from indictune.distributed import agreement, process_group
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.doctor.check_lines import Outcome
-from indictune.stop_signals import OF_SCHEDULERS, Stopped
+from indictune.run import OF_SCHEDULERS, Stopped
 
 _T = TypeVar("_T")
 

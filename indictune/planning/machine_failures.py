@@ -30,7 +30,7 @@ from indictune.models.active_vocabulary import active_embedding
 from indictune.models.config_shapes import MetaModel
 from indictune.planning.hardware import assumed, free_and_capacity, killed_processes
 from indictune.planning.memory import Memory, estimate_memory, memory_of_rank, micro_batch_tokens
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
 # Files that spread more. FSDP2 keeps whole gradients between micro-batches, and ZeRO-3 shards of them.

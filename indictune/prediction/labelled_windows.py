@@ -22,7 +22,7 @@ from indictune.errors import UserError
 from indictune.file_locks import lock_if_possible
 from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.prediction.labelled_rows import writer_of
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 FLAG = "--output_file"
 _JOB = "job.json"

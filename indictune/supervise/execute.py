@@ -16,7 +16,6 @@ import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from indictune import stop_signals
 from indictune.checkpoint import save, store
 from indictune.checkpoint.resume import Finished
 from indictune.checkpoint.save import SaveError
@@ -29,8 +28,15 @@ from indictune.distributed import launch, process_group
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, checkpoint_around, is_finished
-from indictune.run import Run
-from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StoppedBeforeFirstStep
+from indictune.run import (
+    EXIT_RESUMABLE,
+    Run,
+    Stopped,
+    StoppedBeforeFirstStep,
+    kill_programs,
+    signal_programs,
+    unblock_stop_signals,
+)
 from indictune.supervise import run_folder
 from indictune.supervise.watchdog import SupervisedRun
 from indictune.training.bad_steps import NonFiniteLossError
@@ -135,7 +141,7 @@ def _outcome(
     main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str], notes: Collection[str]
 ) -> End:
     try:
-        stop_signals.unblock_stop_signals()
+        unblock_stop_signals()
         run.open(replaceable)
         run.warn(notes)
         main(run)
@@ -150,7 +156,7 @@ def _outcome(
     except Stopped as error:
         return End("resumable", f"{error} {_RESUME}")
     except KeyboardInterrupt:
-        stop_signals.kill_programs()
+        kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
         if message := _explanation(run, error):
@@ -227,7 +233,7 @@ def _end_process(run: SupervisedRun, message: str, state: run_folder.State = "fa
             _tell(run, End(state, message))
         if state == "failed":
             run.ranks.kill_stopped()
-        stop_signals.signal_programs(signal.SIGKILL)
+        signal_programs(signal.SIGKILL)
     finally:
         try:
             if not run.ranks.has_ended:  # else its main thread reported more

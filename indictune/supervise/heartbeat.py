@@ -17,7 +17,7 @@ import psutil
 
 from indictune.distributed import launch, process_group
 from indictune.files import write_whole
-from indictune.progress import Progress
+from indictune.run import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, UserError
 from indictune.files import METRICS, check_outside_checkpoints, write_json
-from indictune.stop_signals import EXIT_RESUMABLE
+from indictune.run import EXIT_RESUMABLE
 
 State = Literal["ok", "user_error", "failed", "resumable"]
 

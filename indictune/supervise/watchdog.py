@@ -21,8 +21,7 @@ from indictune.distributed import collectives, process_group
 from indictune.errors import UserError
 from indictune.file_locks import lock_run_folder, of_another_launch, wait_for_other_launch
 from indictune.planning.hardware import killed_processes
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.supervise import run_folder
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.run_folder import RankLog

@@ -15,7 +15,7 @@ from indictune import upstream
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
-from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
+from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext

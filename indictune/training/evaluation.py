@@ -26,8 +26,7 @@ from indictune.distributed import collectives
 from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import has_prepared_model

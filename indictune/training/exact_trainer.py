@@ -29,8 +29,7 @@ from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
-from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
-from indictune.stop_signals import Stopped
+from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS, Stopped
 from indictune.tasks.protocol import Batch, Objective
 from indictune.training.bad_steps import BadSteps
 from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput

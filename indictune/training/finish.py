@@ -30,8 +30,7 @@ from indictune.hub import publish
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import match_config_mode
 from indictune.report.report_page import write_report
-from indictune.run import Run
-from indictune.stop_signals import Stopped
+from indictune.run import Run, Stopped
 from indictune.tasks.protocol import Origins, TestTokens, Tokens
 from indictune.training.evaluation import prepared_model, write_samples
 from indictune.training.exact_trainer import ExactTrainer

@@ -20,8 +20,7 @@ from indictune.evaluation.comparison import compare, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, PREDICTIONS, LineFile, json_line, write_json
 from indictune.hub.public_text import without_folders
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Origins, Tokens
 
 _ROWS_AT_ONCE = 10_000

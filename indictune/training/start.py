@@ -42,8 +42,7 @@ from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Task, Tokens
 from indictune.training import bad_steps
 from indictune.training.callbacks.every_step import CheckDivergence, StepFlags, TrainLog

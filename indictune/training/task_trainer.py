@@ -32,7 +32,7 @@ from indictune.distributed import collectives, sharding
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
-from indictune.stop_signals import SignalIgnoringContext, Stopped, StopRequest
+from indictune.run import SignalIgnoringContext, Stopped, StopRequest
 from indictune.tasks.protocol import Collator, Objective, Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
 

@@ -461,7 +461,7 @@ def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: Fini
     assert processes_of(job.folder) == []
 
 
-LISTENING = "indictune.stop_signals:unblock_stop_signals"
+LISTENING = "indictune.run:unblock_stop_signals"
 
 
 # The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.

@@ -26,9 +26,7 @@ from indictune.distributed.choose_launcher import Launcher
 from indictune.planning import hardware
 from indictune.planning.machine_failures import check_interfaces, compared, estimated, out_of_memory, smallest_change
 from indictune.planning.memory import Memory
-from indictune.progress import Progress
-from indictune.run import Run
-from indictune.stop_signals import SIGNALS
+from indictune.run import SIGNALS, Progress, Run
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
 from tests.conftest import FinishedRun

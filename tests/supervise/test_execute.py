@@ -16,8 +16,7 @@ import pytest
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.run import Run
-from indictune.stop_signals import Stopped, StoppedBeforeFirstStep
+from indictune.run import Run, Stopped, StoppedBeforeFirstStep
 from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 from indictune.distributed.collectives import NEW_GROUP
 from indictune.distributed.process_group import JOINING
-from indictune.progress import OWN_PROGRESS, Progress
+from indictune.run import OWN_PROGRESS, Progress
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.watchdog import Watchdog
 from tests.ranks.launching import python, start

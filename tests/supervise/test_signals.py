@@ -18,7 +18,7 @@ from tests.ranks.launching import ROOT
 SPEAK = """
 import logging
 from indictune.supervise.run_folder import ConsoleHandler
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 logger = logging.getLogger("indictune")
 logger.setLevel(logging.INFO)
 logger.addHandler(ConsoleHandler(open(2, "w", buffering=1)))
@@ -44,7 +44,7 @@ def test_a_signal_may_come_while_a_message_waits_for_a_halted_console() -> None:
 
 END = """
 import os, signal, sys
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 request = StopRequest()
 with request.listening():
     request.ignore()
@@ -62,7 +62,7 @@ def test_a_finished_run_keeps_its_exit_code_while_its_process_ends(name: str, co
 READ_AHEAD = """
 import os, signal, sys
 from torch.utils.data import DataLoader
-from indictune.stop_signals import SIGNALS, SignalIgnoringContext
+from indictune.run import SIGNALS, SignalIgnoringContext
 
 def as_from_a_scheduler(worker):
     # torch's handler is there, the worker's first row is not.
@@ -99,7 +99,7 @@ def test_upstream_workers_die_of_a_signal_and_the_run_with_them() -> None:
 
 ASK_AGAIN = """
 import os, signal
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 request = StopRequest()
 with request.listening():
     try:
@@ -118,7 +118,7 @@ def test_a_repeated_signal_does_not_disturb_the_clearing_up() -> None:
 
 ASK = """
 import sys, threading, time
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 request = StopRequest()
 with request.listening():
     if sys.argv[1] == "later":
@@ -141,7 +141,7 @@ def test_ask_ends_the_run_before_its_first_step_only() -> None:
 
 START = """
 import signal, subprocess, sys, time
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 request = StopRequest()
 with request.listening():
     request.wait_for_the_step()
@@ -164,7 +164,7 @@ def test_a_signal_to_all_processes_kills_no_program_of_the_step(name: str) -> No
 
 COMPILE = """
 import signal, sys, torch
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 request = StopRequest()
 with request.listening():
     if sys.argv[1] == "deaf":
@@ -204,7 +204,7 @@ def test_upstream_compilers_die_of_a_signal_and_the_step_with_them(tmp_path: Pat
 # As ninja does: each program has its own process group, which a signal to another group does not reach.
 BUILD = """
 import subprocess, sys
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 with StopRequest().listening():
     subprocess.run(["sh", "-c", f"setsid -w sh -c 'echo $$ > {sys.argv[1]}; sleep 600'; true"], check=True)
 """

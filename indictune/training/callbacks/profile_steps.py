@@ -17,8 +17,7 @@ from indictune.console_text import table
 from indictune.distributed import collectives
 from indictune.distributed.trace_times import LEARNING, READING, UPDATING, RankTimes, Slowest, rank_times, slowest_rank
 from indictune.files import write_json
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 
 logger = logging.getLogger(__name__)
 

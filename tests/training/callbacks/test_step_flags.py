@@ -16,7 +16,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.stop_signals import StopRequest
+from indictune.run import StopRequest
 from indictune.training.bad_steps import BadSteps, NonFinite, NonFiniteLossError, is_below_one
 from indictune.training.callbacks.every_step import StepFlags
 
