@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from indictune.config.flag_table import STATUS_FILE
+from indictune.config.command_line import STATUS_FILE
 from indictune.errors import UserError
 from indictune.files import json_or_nothing
 
@@ -89,7 +89,7 @@ def train(
         KeyboardInterrupt: it was interrupted, and can be resumed by `resume_from_checkpoint="auto"`.
     """
     from indictune.commands.train import read_asked, with_defaults
-    from indictune.config.read_words import to_flags
+    from indictune.config.command_line import to_flags
 
     given = {**(recipe if isinstance(recipe, Mapping) else {}), **overrides}
     task = given.pop("task", None)
@@ -121,7 +121,7 @@ def evaluate(model: str | Path | Result, test_file: str | Path, **flags: Any) ->
         UserError: the model, the flags or the rows are refused.
         RuntimeError: the evaluation failed.
     """
-    from indictune.config.read_words import to_flags
+    from indictune.config.command_line import to_flags
 
     folder, test_file = _folder(model), Path(test_file)
     output_dir = Path(flags.setdefault("output_dir", folder / "evaluation" / test_file.stem))

@@ -12,8 +12,8 @@ from warnings import catch_warnings
 from indictune.commands.plan_text import OF_FP16, plan_text, record
 from indictune.commands.prepare import task_of_flags
 from indictune.commands.ranking import SOURCES, Ranking, micro_batch_name, rank
+from indictune.config.command_line import with_flag
 from indictune.config.plan import AnyPlan
-from indictune.config.read_words import with_flag
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes

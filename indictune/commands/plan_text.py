@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.commands.ranking import MICRO_BATCHES, Ranking, micro_batch_flag
-from indictune.config.flag_table import SCRIPTS, WORDS, flags_of
+from indictune.config.command_line import SCRIPTS, WORDS, flags_of
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate
 from indictune.planning.hardware import Machine, assumed

@@ -10,8 +10,8 @@ from warnings import catch_warnings
 import torch
 
 from indictune.config.arguments import Method
+from indictune.config.command_line import read_flags
 from indictune.config.plan import AnyPlan
-from indictune.config.read_words import read_flags
 from indictune.config.recipe import read_recipe
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of, text_lengths

@@ -13,9 +13,8 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
-from indictune.config.flag_table import STATUS_FILE
-from indictune.console_text import in_one_line, printable
-from indictune.credentials import without_tokens
+from indictune.config.command_line import STATUS_FILE
+from indictune.console_text import in_one_line, printable, without_tokens
 from indictune.errors import Problem, UserError
 from indictune.files import METRICS, check_outside_checkpoints, write_json
 from indictune.run import EXIT_RESUMABLE

@@ -23,7 +23,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.flag_table import PARITY_TRACE
+from indictune.config.command_line import PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.bad_rows import keep_rejected
