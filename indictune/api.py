@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from indictune.config.command_line import STATUS_FILE
 from indictune.errors import UserError
-from indictune.files import json_or_nothing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -185,6 +184,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _run(words: Sequence[str]) -> None:
     """Run a verb, show its output with a progress bar, and raise what it ends with."""
+    from indictune.files import json_or_nothing
+
     command = [sys.executable, "-m", "indictune", *words]
     with TemporaryDirectory(prefix="indictune-") as folder:
         status = Path(folder, "status.json")

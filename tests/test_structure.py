@@ -19,9 +19,9 @@ from tests.ranks.launching import ROOT, python, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.errors", "indictune.console_text", "indictune.files", "indictune.versions", "indictune.upstream"},
+    {"indictune.errors", "indictune.console_text", "indictune.versions", "indictune.upstream"},
     {"indictune.config"},
-    {"indictune.run", "indictune.file_locks", "indictune.before_imports"},
+    {"indictune.run", "indictune.files", "indictune.before_imports"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.tasks"},
     {"indictune.distributed"},

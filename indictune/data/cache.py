@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import file_and_line, row_location
-from indictune.file_locks import locked
-from indictune.files import cache_folder, kept_in
+from indictune.files import cache_folder, kept_in, locked
 from indictune.run import OWN_PROGRESS
 from indictune.versions import versions_of
 

@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 from indictune.data.cache import stored_batches, write_through
 from indictune.errors import UserError
-from indictune.file_locks import lock_if_possible
-from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
+from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints, lock_if_possible
 from indictune.prediction.labelled_rows import writer_of
 from indictune.run import OWN_PROGRESS
 

@@ -28,7 +28,7 @@ from indictune.planning.machine_failures import check_interfaces, compared, esti
 from indictune.planning.memory import Memory
 from indictune.run import SIGNALS, Progress, Run
 from indictune.supervise.execute import execute
-from indictune.supervise.heartbeat import Ranks
+from indictune.supervise.watchdog import Ranks
 from tests.conftest import FinishedRun
 from tests.plans import codes_of, plan_of
 from tests.ranks.launching import SCRIPT, accelerate, python, start
