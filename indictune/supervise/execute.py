@@ -210,7 +210,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
 
 
 def _is_finished(run: SupervisedRun) -> bool:
-    """Whether there is nothing to resume. Several nodes decide together (`resume.end_if_finished`)."""
+    """Whether there is nothing to resume. Several nodes decide together (`start`)."""
     auto = run.recipe.values.get("resume_from_checkpoint") == AUTO and not run.recipe.problems
     return auto and run.ranks.all_here and is_finished(run.output_dir)
 
