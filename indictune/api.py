@@ -31,7 +31,7 @@ class Result:
     """A finished run.
 
     Attributes:
-        folder: of the run: the model in the Hub's layout, its recipe and logs.
+        folder: the model in the Hub's layout, its recipe and logs.
         metrics: the content of `metrics.json`: `strategy`, `world_size`, `train`, `eval`, `test`, ...
         curves: one dictionary for each logged step: `step`, `epoch`, `loss`, `grad_norm`, `learning_rate`, ...
     """
@@ -97,10 +97,8 @@ def train(
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
     asked = with_defaults(asked)
-    launch = {
-        "strategy": strategy or asked.launch.strategy,
-        "num_processes": num_processes or asked.launch.num_processes,
-    }
+    launch = {"strategy": strategy or asked.launch.strategy}
+    launch |= {"num_processes": num_processes or asked.launch.num_processes}
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 
@@ -202,8 +200,8 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _shown_until_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environ, encoding="utf-8", **pipe) as running:
+    pipe, errors = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, env=environ, encoding="utf-8", stdout=pipe, stderr=errors) as running:
         assert running.stdout is not None
         try:
             _show(running.stdout)

@@ -123,7 +123,7 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
     if trace := os.environ.get(PARITY_TRACE):
         from indictune.training.callbacks.parity_trace import ParityTrace
 
-        trainer.add_callback(ParityTrace(trainer, Path(trace)))
+        trainer.add_callback(ParityTrace(trainer, Record(Path(trace))))
     if trainer.args.profile_steps:
         from indictune.training.callbacks.profile_steps import ProfileSteps
 
