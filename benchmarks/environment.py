@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from indictune.versions import versions_of
+from indictune.upstream import versions_of
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets")
 RESULTS = Path(__file__).with_name("results")

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.environment import RESULTS, environment, write_results
 from indictune.console_text import table
 from indictune.data.languages import LATIN, language_of_script, languages_of
-from indictune.versions import versions_of
+from indictune.upstream import versions_of
 
 
 def texts_of(data: Path, rows: int) -> dict[str, list[str]]:

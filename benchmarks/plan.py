@@ -29,7 +29,7 @@ from benchmarks.communication import count_peak, in_types
 from benchmarks.environment import environment, write, write_results
 from indictune.cli import EXIT_REFUSED
 from indictune.commands.prepare import task_of_flags
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 from indictune.console_text import table
 from indictune.models.builtin import resolve
 from indictune.planning.machine_failures import PARTS, estimated

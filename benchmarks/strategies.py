@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.environment import environment, write_results
 from indictune.commands.parity import run_parity
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 
 RECIPE = "recipes/sentiment/demo.yaml"
 PICTURE = Path(__file__).parents[1] / "docs/images/strategies.png"

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from benchmarks.axes_jobs import ENCODER, LARGE, SMALL
 from indictune.commands.plan import ranking_of_flags
 from indictune.commands.plan_text import header, line, other_methods, why_not
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 from indictune.console_text import table
 
 # Name of the section -> the configuration that stands for the model of its recipe, which is on the Hub.

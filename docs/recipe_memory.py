@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from benchmarks.axes_jobs import ENCODER, LARGE, SMALL
 from indictune.commands.plan import ranking_of_flags
 from indictune.commands.plan_text import MICRO_BATCHES
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 from indictune.console_text import shown_bytes
 from indictune.planning.candidates import Candidate
 from indictune.planning.memory import calibration

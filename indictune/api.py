@@ -14,9 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from indictune.config.flag_table import STATUS_FILE
+from indictune.config.command_line import STATUS_FILE
 from indictune.errors import UserError
-from indictune.files import json_or_nothing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +31,7 @@ class Result:
     """A finished run.
 
     Attributes:
-        folder: of the run: the model in the Hub's layout, its recipe and logs.
+        folder: the model in the Hub's layout, its recipe and logs.
         metrics: the content of `metrics.json`: `strategy`, `world_size`, `train`, `eval`, `test`, ...
         curves: one dictionary for each logged step: `step`, `epoch`, `loss`, `grad_norm`, `learning_rate`, ...
     """
@@ -89,7 +88,7 @@ def train(
         KeyboardInterrupt: it was interrupted, and can be resumed by `resume_from_checkpoint="auto"`.
     """
     from indictune.commands.train import read_asked, with_defaults
-    from indictune.config.read_words import to_flags
+    from indictune.config.command_line import to_flags
 
     given = {**(recipe if isinstance(recipe, Mapping) else {}), **overrides}
     task = given.pop("task", None)
@@ -98,10 +97,8 @@ def train(
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
     asked = with_defaults(asked)
-    launch = {
-        "strategy": strategy or asked.launch.strategy,
-        "num_processes": num_processes or asked.launch.num_processes,
-    }
+    launch = {"strategy": strategy or asked.launch.strategy}
+    launch |= {"num_processes": num_processes or asked.launch.num_processes}
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 
@@ -121,7 +118,7 @@ def evaluate(model: str | Path | Result, test_file: str | Path, **flags: Any) ->
         UserError: the model, the flags or the rows are refused.
         RuntimeError: the evaluation failed.
     """
-    from indictune.config.read_words import to_flags
+    from indictune.config.command_line import to_flags
 
     folder, test_file = _folder(model), Path(test_file)
     output_dir = Path(flags.setdefault("output_dir", folder / "evaluation" / test_file.stem))
@@ -184,6 +181,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _run(words: Sequence[str]) -> None:
     """Run a verb, show its output with a progress bar, and raise what it ends with."""
+    from indictune.files import json_or_nothing
+
     command = [sys.executable, "-m", "indictune", *words]
     with TemporaryDirectory(prefix="indictune-") as folder:
         status = Path(folder, "status.json")
@@ -200,8 +199,8 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _shown_until_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environ, encoding="utf-8", **pipe) as running:
+    pipe, errors = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, env=environ, encoding="utf-8", stdout=pipe, stderr=errors) as running:
         assert running.stdout is not None
         try:
             _show(running.stdout)

@@ -12,9 +12,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, flags_of, help_of, scripts_with
-from indictune.config.read_words import early_problems, keep_command_line, unknown_name
-from indictune.console_text import printable
+from indictune.config.command_line import (
+    LAUNCHED_BY,
+    SCRIPTS,
+    early_problems,
+    flags_of,
+    help_of,
+    keep_command_line,
+    scripts_with,
+    unknown_name,
+)
+from indictune.console_text import holds_token, printable, without_tokens
 from indictune.errors import UserError
 
 _LOOK_EVERY_S = 0.5
@@ -56,12 +64,9 @@ def _answer_help_and_typos() -> None:
     flags.pop("", None)  # words that are no flags: the run says more
     problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
     problems += early_problems(read, [task])
-    if problems and not _is_launched():
-        from indictune.credentials import holds_token, without_tokens  # slow
-
-        if not any(map(holds_token, sys.argv)):  # of which the run says more
-            print(printable(without_tokens(f"indictune: {UserError(problems=problems).message}")), file=sys.stderr)
-            sys.exit(2)
+    if problems and not _is_launched() and not any(map(holds_token, sys.argv)):  # of tokens the run says more
+        print(printable(without_tokens(f"indictune: {UserError(problems=problems).message}")), file=sys.stderr)
+        sys.exit(2)
 
 
 def _is_launched() -> bool:

@@ -8,9 +8,18 @@ import sys
 from collections.abc import Sequence
 
 from indictune.commands import VERBS, TypedFlags, Verb
-from indictune.config.flag_table import SCRIPTS, STATUS_FILE, WORDS, flags_of, help_of
-from indictune.config.read_words import early_problems, read_command_line, read_flags, unknown_name
-from indictune.console_text import in_columns, printable
+from indictune.config.command_line import (
+    SCRIPTS,
+    STATUS_FILE,
+    WORDS,
+    early_problems,
+    flags_of,
+    help_of,
+    read_command_line,
+    read_flags,
+    unknown_name,
+)
+from indictune.console_text import in_columns, printable, without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.versions import __version__
 
@@ -120,8 +129,6 @@ def _unknown(verb: Verb, name: str, words: Sequence[str], known: Sequence[str]) 
 
 def _refused(error: UserError, in_lines: bool = False) -> int:
     """Report what was refused, to a caller from Python too; returns the exit code."""
-    from indictune.credentials import without_tokens  # slow
-
     if STATUS_FILE in os.environ:
         from indictune.supervise.run_folder import write_status
 

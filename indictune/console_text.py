@@ -1,4 +1,4 @@
-"""Plain text for the console: tables, lines and sizes."""
+"""Plain text for consoles and logs: tables, lines and sizes, without control characters and access tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+
+import yaml
 
 COLUMN_GAP = "  "
 
 # Control characters, marks that change the direction of writing, and half surrogate pairs. The latter stand for bytes
 # of a file name that are no UTF-8. No stream takes them.
 _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# A token of the Hub: 34 characters after its prefix, or an OAuth or JWT token, which has other signs too. File names
+# are seldom as long.
+_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}")
+_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
+# A signed URL of the Hub's storage opens a private file to everybody, for an hour.
+_SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
+_SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
+FIELD = "hub_token"
+# What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, raise Python's own errors.
+NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
@@ -31,9 +44,20 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence
     return "\n".join([texts[0], rule, *texts[1:]])
 
 
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    numbers = [blank + cell for cell, blank in zip(cells[1:], blanks[1:], strict=True)]
+    return COLUMN_GAP.join([cells[0] + blanks[0], *numbers])
+
+
 def printable(text: str) -> str:
     """Escape the control characters of a text, as in `\\x1b`."""
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_one_line(text: str) -> str:
+    """Escape a text for use inside one line, line breaks included."""
+    return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def line_start(descriptor: int) -> str:
@@ -50,14 +74,8 @@ def shown_bytes(size: float) -> str:
 
 def in_columns(text: str, width: int = 100) -> str:
     """Break long lines between words, and indent what follows. Words longer than a line stay whole."""
-    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    lines = [textwrap.wrap(line, width, subsequent_indent="    ", **settings) or [""] for line in text.splitlines()]
-    return "\n".join(part for parts in lines for part in parts)
-
-
-def in_one_line(text: str) -> str:
-    """Escape a text for use inside one line, line breaks included."""
-    return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(part for line in text.splitlines() for part in wrapper.wrap(line) or [""])
 
 
 def display_width(text: str) -> int:
@@ -67,16 +85,51 @@ def display_width(text: str) -> int:
     two: East Asian ones and most emoji (Unicode Standard Annex 11). All others take one, Indic vowel signs that stand
     next to their letter (category Mc) too. Emoji joined into one picture are counted one by one.
     """
-    return sum(_character_width(character) for character in text)
+    shown = [each for each in text if unicodedata.category(each) not in ("Mn", "Me", "Cf")]
+    return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in shown)
 
 
-def _character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+def holds_token(text: str) -> bool:
+    """Whether a text holds a token: one of the Hub's form, the user's own, or a URL with a login."""
+    own = _own()
+    return any(kind.search(text) for kind in (_TOKEN, _LOGIN)) or (own is not None and own in text)
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
-    numbers = [blank + cell for cell, blank in zip(cells[1:], blanks[1:], strict=True)]
-    return COLUMN_GAP.join([cells[0] + blanks[0], *numbers])
+def without_tokens(text: str) -> str:
+    """Replace tokens, logins and signatures in a text, for logs and consoles. Libraries repeat whole URLs."""
+    for kind, shown in ((_LOGIN, "(a login)@"), (_SIGNATURE, r"\1(hidden)"), (_TOKEN, "(a token)")):
+        text = kind.sub(shown, text)
+    own = _own()
+    return text if own is None else text.replace(own, "(a token)")
+
+
+def _own() -> str | None:
+    own = (os.environ.get("HF_TOKEN") or _logged_in() or "").strip()
+    return own if len(own) >= _SHORTEST else None
+
+
+@cache
+def _logged_in() -> str | None:
+    """The token of `hf auth login`, read once.
+
+    huggingface_hub (2.4) reads files, may ask the network, and logs under a lock. No log line may wait for that.
+    """
+    from huggingface_hub import get_token  # slow
+
+    try:
+        return get_token()
+    except Exception:  # an unreadable token is not sent either
+        return None
+
+
+def without_its_text(error: Exception) -> str:
+    """What is wrong in a YAML text, and where, of an error of `NOT_YAML`.
+
+    PyYAML's own message shows the line, which may hold a token.
+    """
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason} (character {error.position + 1})"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
+        return "a value does not fit its form (a date, or the tag before it)"
+    problem = "it holds a token" if holds_token(error.problem) else error.problem
+    return f"{problem} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"

@@ -1,21 +1,25 @@
-"""Files of a run and of the cache: their names, how they are written whole or not at all, and where none may be."""
+"""Files of a run and of the cache: their names, how they are locked, and written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from indictune.errors import UserError
+from indictune.run import OWN_PROGRESS
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +29,7 @@ _OF_A_CHECKPOINT = (MANIFEST, "trainer_state.json")  # both: other programs have
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _CLOSED = REFUSED | {errno.ENOTDIR, errno.EEXIST}
+_SOON_S = 1.0  # in which whoever only looks at a lock has released it
 
 
 def cache_folder() -> Path:
@@ -255,3 +260,71 @@ def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict
                 kept.append((line, entry))
     write_whole(path, "".join(f"{line}\n" for line, _ in kept))
     return [entry for _, entry in kept]
+
+
+def lock_file(
+    path: Path, timeout_s: float = _SOON_S, mode: int = 0o644, is_of_process: bool = True
+) -> AbstractContextManager[object]:
+    """Take a lock, which the end of the block, or of this process, releases. A link is not followed.
+
+    The kernel releases a lock when its process ends, however that is. Forked children do not keep it (filelock 4.2
+    closes it in them): processes that read rows ahead outlive a killed run for some seconds, and must not block the
+    next one. Without file locks, filelock falls back to a marker file. After a kill on another machine, all would wait
+    for it; so the fallback is off.
+
+    Args:
+        path: of the file.
+        timeout_s: to wait for it; -1 for ever.
+        mode: of a file that is made.
+        is_of_process: whether this process may take it again; else another thread of it waits too.
+
+    Raises:
+        Timeout: another one has it.
+        OSError: the file system has no locks, or the file cannot be written.
+    """
+    lock = FileLock(path, mode=mode, fallback_to_soft=False, is_singleton=is_of_process, thread_local=False)
+    return lock.acquire(timeout=timeout_s, poll_interval=0.01)
+
+
+def lock_if_possible(path: Path) -> AbstractContextManager[object]:
+    """As `lock_file`, and nothing on a file system without locks.
+
+    Raises:
+        Timeout: another process has it.
+    """
+    try:
+        return lock_file(path)
+    except Timeout:
+        raise
+    except OSError as error:  # whoever writes next reports a disk that is full or read-only
+        logger.debug("%s: %s", path, error)
+        return nullcontext()
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder. If its file system has no locks, one of this machine: one process a node makes it.
+
+    Args:
+        folder: need not exist; the one around it must.
+        what: the content, for messages, such as "The rows".
+    """
+    name = hashlib.sha256(f"{os.getuid()} {folder}".encode()).hexdigest()[:24]
+    of_all, of_node = folder.with_name(f".{folder.name}.lock"), Path(tempfile.gettempdir(), f"indictune-{name}.lock")
+    with ExitStack() as held:
+        for path in (of_all, of_node):
+            try:
+                held.enter_context(_lock_patiently(path, what))
+                break
+            except OSError as error:  # whoever writes next reports a disk that is full or read-only
+                logger.info("%s: no lock in %s (%s)", what, path.parent, error)
+        yield
+
+
+def _lock_patiently(path: Path, what: str) -> AbstractContextManager[object]:
+    try:
+        return lock_file(path, _SOON_S, 0o666, is_of_process=False)
+    except Timeout:
+        logger.info("%s: waiting for another process, which prepares this", what)
+        with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
+            return lock_file(path, -1, 0o666, is_of_process=False)

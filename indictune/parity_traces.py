@@ -22,11 +22,7 @@ _GROWN = 1e-5  # relative difference of a step that is no rounding any more, but
 
 
 class Traced:
-    """A run and its trace, read once.
-
-    Args:
-        name: of the strategy.
-        folder: `--output_dir` of the run.
+    """The run of a strategy and its trace, read once.
 
     Attributes:
         metrics: the content of `metrics.json`.
@@ -58,12 +54,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunDifference:
-    """How far values are apart.
-
-    Attributes:
-        largest: relative to the value of the reference.
-        first: the first place, such as a step, that is beyond the tolerance; None if there is none.
-    """
+    """How far values are apart, relative to the reference, and the first place, or step, beyond the tolerance."""
 
     largest: float
     first: int | str | None
@@ -71,11 +62,9 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A run next to the reference.
+    """A run of a strategy next to the reference.
 
     Attributes:
-        name: of the strategy.
-        processes: that it had.
         parts: differences of `loss`, `grad_norm`, `weights` and `evaluation`.
         causes: of the differences, in words; empty if the runs agree.
     """
@@ -138,16 +127,9 @@ def relative(expected: float, found: float) -> float:
 
 
 def causes(one: Traced, other: Traced, step: int | None) -> list[str]:
-    """What is not alike in a run and the reference `one`, in words.
-
-    Args:
-        one: the reference.
-        other: that differs.
-        step: the first one whose loss or norm differs; None if none does.
-    """
-    found = [*_weights(one, other), *_order(one, other), *_dropout(one, other), *_precision(one, other)]
-    found += _clipping(one, other)
-    if found:
+    """What is not alike in a run and the reference `one`, in words. `step` is the first whose loss or norm differs."""
+    checks = (_weights, _order, _dropout, _precision, _clipping)
+    if found := [cause for check in checks for cause in check(one, other)]:
         return found
     if step is None:
         return ["unknown: every step agrees. The saved weights or the evaluation differ."]
@@ -236,47 +218,38 @@ _MARKERS = ("", "o", "s", "D", "^", "v", "<", ">", "P", "X", "h")
 def draw_losses(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:
     """Draw the curves above and, on a log axis below, their largest relative difference from the first one so far.
 
-    Args:
-        losses: of each step, by strategy; the reference first.
-        tolerance: of the comparison, which is drawn as a line.
-        path: of the picture.
+    `losses` are of each step, by strategy, the reference first. The tolerance is drawn as a line.
     """
-    from matplotlib import pyplot  # slow
+    from matplotlib import pyplot, ticker  # slow
 
     with pyplot.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
-        _draw(losses, tolerance, path)
-
-
-def _draw(losses: Mapping[str, Sequence[float]], tolerance: float, path: Path) -> None:
-    from matplotlib import pyplot, ticker
-
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(9, 6), sharex=True, height_ratios=(2.2, 1), layout="constrained"
-    )
-    reference = np.array(next(iter(losses.values())))
-    steps = np.arange(1, len(reference) + 1)
-    peaks = list[float]()
-    for number, (name, curve) in enumerate(losses.items()):
-        every = max(1, len(reference) // 6)
-        style = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "marker": _MARKERS[number % len(_MARKERS)],
-            "markersize": 6,
-            "markevery": (min(number * len(reference) // 60, every - 1), every),
-        }
-        above.plot(steps, curve, label=name, linewidth=1.2 if number else 5, alpha=1 if number else 0.35, **style)
-        if number:
-            largest = np.maximum.accumulate(np.abs(np.array(curve) - reference) / np.abs(reference))
-            peaks.append(float(largest[-1]))
-            below.plot(steps, np.where(largest > 0, largest, np.nan), linewidth=1.2, **style)
-    above.set(ylabel="training loss", title="One recipe, one global batch: the loss under each strategy")
-    above.legend(ncols=2, frameon=False)
-    below.set(yscale="log", xlabel="step", ylabel="largest difference\nfrom one process")
-    below.set_ylim(1e-8, 10 * max([tolerance, *peaks]))
-    below.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    below.axhline(tolerance, color="#555555", linestyle="--", linewidth=1)
-    below.text(steps[-1], 1.3 * tolerance, f"tolerance: {tolerance:.0e}", ha="right", va="bottom", fontsize=10)
-    for axes in (above, below):
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+        figure, (above, below) = pyplot.subplots(
+            2, 1, figsize=(9, 6), sharex=True, height_ratios=(2.2, 1), layout="constrained"
+        )
+        reference = np.array(next(iter(losses.values())))
+        steps = np.arange(1, len(reference) + 1)
+        peaks = list[float]()
+        for number, (name, curve) in enumerate(losses.items()):
+            every = max(1, len(reference) // 6)
+            style = {
+                "color": _COLOURS[number % len(_COLOURS)],
+                "marker": _MARKERS[number % len(_MARKERS)],
+                "markersize": 6,
+                "markevery": (min(number * len(reference) // 60, every - 1), every),
+            }
+            above.plot(steps, curve, label=name, linewidth=1.2 if number else 5, alpha=1 if number else 0.35, **style)
+            if number:
+                largest = np.maximum.accumulate(np.abs(np.array(curve) - reference) / np.abs(reference))
+                peaks.append(float(largest[-1]))
+                below.plot(steps, np.where(largest > 0, largest, np.nan), linewidth=1.2, **style)
+        above.set(ylabel="training loss", title="One recipe, one global batch: the loss under each strategy")
+        above.legend(ncols=2, frameon=False)
+        below.set(yscale="log", xlabel="step", ylabel="largest difference\nfrom one process")
+        below.set_ylim(1e-8, 10 * max([tolerance, *peaks]))
+        below.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        below.axhline(tolerance, color="#555555", linestyle="--", linewidth=1)
+        below.text(steps[-1], 1.3 * tolerance, f"tolerance: {tolerance:.0e}", ha="right", va="bottom", fontsize=10)
+        for axes in (above, below):
+            axes.grid(alpha=0.25)
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)

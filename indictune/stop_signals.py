@@ -47,13 +47,9 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.agreed = False
-        self.evaluation_due = False
-        self.epoch_ends = False
+        self.asked = self.agreed = self.evaluation_due = self.epoch_ends = False
         self.report_to: Sequence[int] = (2,)
-        self._wait = False
-        self._over = False
+        self._wait = self._over = False
         self._receiver_ends = threading.Event()
 
     @contextmanager
@@ -101,28 +97,20 @@ class StopRequest:
             signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:  # a scheduler may repeat its signal while the run clears up
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-        elif self._wait:
-            self._note(number)
-        else:
-            self.asked = True
-            signal_programs(signal.SIGTERM)
-            raise StoppedBeforeFirstStep(
-                f"stopped by {signal.Signals(number).name} before there was anything to save."
-            )
-
-    def _note(self, number: int) -> None:
-        """Note the first signal and report it.
+        """Act on the first signal, or note and report it.
 
         The report bypasses all loggers. A signal may come while a stream is being written, and writing to that stream
         again raises "reentrant call inside <_io.BufferedWriter>" (Python 3.11).
         """
-        if self.asked:
+        name = signal.Signals(number).name
+        if self.asked:  # a scheduler may repeat its signal while the run clears up
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
             return
         self.asked = True
-        name = signal.Signals(number).name
+        if not self._wait:
+            signal_programs(signal.SIGTERM)
+            raise StoppedBeforeFirstStep(f"stopped by {name} before there was anything to save.")
         line = f"{name}: the run stops as soon as it can without losing a step; Ctrl-C stops it at once\n"
         for descriptor in self.report_to:
             with suppress(OSError):  # a closed console

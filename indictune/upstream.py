@@ -1,4 +1,4 @@
-"""Private names of other libraries, all but those of `distributed/upstream.py`.
+"""Versions and private names of other libraries, all but those of `distributed/upstream.py`.
 
 tests/training/test_contract.py holds every name, and says what to do when one goes. Libraries are imported inside the
 functions: `config` imports this module.
@@ -7,7 +7,9 @@ functions: `config` imports this module.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -22,19 +24,25 @@ if TYPE_CHECKING:
     from trl.trainer.sft_trainer import SFTTrainer
 
 
-def commit_of(config: PreTrainedConfig) -> str | None:
-    """The commit on the Hub that a configuration was read from (transformers 5.23); None for a local folder.
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> version, without packages that are not installed: some exist on Linux only."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
-    `to_dict` leaves it out.
+
+def commit_of(config: PreTrainedConfig) -> str | None:
+    """The commit on the Hub that a configuration was read from, which `to_dict` leaves out (transformers 5.23).
+
+    None for a local folder.
     """
-    commit: str | None = vars(config).get("_commit_hash")
-    return commit
+    return cast("str | None", vars(config).get("_commit_hash"))
 
 
 def check_combination(training: TrainingArguments) -> None:
-    """Let transformers (5.23) check the combination of training arguments.
-
-    Its own call comes only after the rows are prepared.
+    """Let transformers (5.23) check the combination of training arguments before the rows are prepared.
 
     Raises:
         ValueError: arguments contradict each other.
@@ -63,8 +71,7 @@ def hub_client() -> httpx2.Client:
 
 def chrf_counts(metric: CHRF, answers: Sequence[str], references: Sequence[str]) -> list[list[int]]:
     """Counts of n-grams of each answer, [rows][counts]. sacreBLEU (2.6) gives only scores of a whole corpus."""
-    counts: list[list[int]] = metric._extract_corpus_statistics(answers, [references])
-    return counts
+    return cast("list[list[int]]", metric._extract_corpus_statistics(answers, [references]))
 
 
 def chrf_of(metric: CHRF, counts: list[Any]) -> float:
@@ -74,8 +81,7 @@ def chrf_of(metric: CHRF, counts: list[Any]) -> float:
 
 def attention_of(config: PreTrainedConfig) -> str | None:
     """The attention function of a model by its name. transformers (5.23) has a public setter and no public getter."""
-    chosen: str | None = config._attn_implementation
-    return chosen
+    return cast("str | None", config._attn_implementation)
 
 
 def weight_conversions(model: nn.Module) -> list[Any]:
@@ -92,16 +98,14 @@ def flash_attention(*given: Any, **settings: Any) -> torch.Tensor:
     """The operation below torch's `varlen_attn`, which itself has no dropout (torch 2.13)."""
     import torch
 
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward(*given, **settings)[0]
-    return output
+    return cast("torch.Tensor", torch.ops.aten._flash_attention_forward(*given, **settings)[0])
 
 
 def packed_weight(weight: torch.Tensor) -> torch.Tensor:
     """A weight [out_features, in_features] in the order of oneDNN, which torch (2.13) offers only to its compiler."""
     import torch
 
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    return packed
+    return cast("torch.Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, None))
 
 
 def packed_linear(
@@ -113,26 +117,21 @@ def packed_linear(
     """
     import torch
 
-    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none")
-    return found
+    return cast("torch.Tensor", torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none"))
 
 
 def unlogged_loss_of(trainer: Trainer) -> tuple[float, int]:
-    """This rank's sum of losses since the last logged step, and that step (transformers 5.23). Waits for the device.
+    """This rank's sum of losses since the last logged step, and that step; waits for the device.
 
-    Our checkpoints keep both; the Trainer's own do not.
+    The Trainer's own checkpoints (5.23) lack both.
     """
     return float(trainer._tr_loss.item()), int(trainer._globalstep_last_logged)
 
 
 def carry_loss(trainer: Trainer, loss: float, since_step: int, mean_of_ranks: float) -> None:
-    """Begin with the sum of losses that a checkpoint had not logged yet (transformers 5.23).
+    """Begin with this rank's sum of losses that a checkpoint had not logged yet (transformers 5.23).
 
-    Args:
-        trainer: before its first step.
-        loss: this rank's sum.
-        since_step: the last logged step.
-        mean_of_ranks: of `loss`. The mean of the whole training leaves it out: it is of this start's steps alone.
+    The mean of the whole training leaves out `mean_of_ranks`: it is of this start's steps alone.
     """
     trainer._tr_loss += loss
     trainer._total_loss_scalar -= mean_of_ranks
@@ -145,12 +144,8 @@ def forget_nan_loss(trainer: Trainer) -> None:
 
 
 def evaluate_as_in_training(trainer: Trainer) -> None:
-    """Evaluate, tell callbacks and schedule, and compare with the best so far (transformers 5.23).
-
-    The public `evaluate` leaves out what follows from the score.
-    """
-    metrics = trainer._evaluate(None, None)
-    trainer._determine_best_metric(metrics, None)
+    """Evaluate, tell the schedule, and compare with the best so far, as the public `evaluate` does not (5.23)."""
+    trainer._determine_best_metric(trainer._evaluate(None, None), None)
 
 
 def end_training(trainer: Trainer) -> TrainOutput:
@@ -170,14 +165,12 @@ def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
 
 def means_of_log(trainer: SFTTrainer) -> dict[str, list[float]]:
     """What TRL (1.16) logs the means of: numbers of each micro-batch since the last logged step, by name."""
-    means: dict[str, list[float]] = trainer._metrics["train"]
-    return means
+    return cast("dict[str, list[float]]", trainer._metrics["train"])
 
 
 def trained_tokens(trainer: SFTTrainer) -> int:
     """Tokens of all steps so far, which TRL (1.16) logs as `num_tokens`."""
-    tokens: int = trainer._total_train_tokens
-    return tokens
+    return cast(int, trainer._total_train_tokens)
 
 
 def set_trained_tokens(trainer: SFTTrainer, tokens: int) -> None:

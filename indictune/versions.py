@@ -1,35 +1,25 @@
-"""Versions of installed packages, and the recipes and scripts that are installed with this one."""
+"""The version of this package, and the recipes and scripts that are installed with it."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from indictune.errors import UserError
+from indictune.upstream import versions_of
 
 __version__ = "0.1.0"
 
 _PACKAGE = Path(__file__).resolve().parent
-_OF_STEPS = ("torch", "transformers", "accelerate", "deepspeed", "peft")
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Package -> version, without packages that are not installed: some exist on Linux only."""
-    found = {}
-    for name in packages:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+FOLDER = _PACKAGE / "shipped"  # in a checkout, links to the folders of the repository
 
 
 def versions_of_steps() -> dict[str, str]:
     """The versions of the packages that compute the steps of a run, ours included."""
-    return {"indictune": __version__, **versions_of(_OF_STEPS)}  # ours need not be installed
+    packages = ("torch", "transformers", "accelerate", "deepspeed", "peft")
+    return {"indictune": __version__, **versions_of(packages)}  # ours need not be installed
 
 
 @functools.cache
@@ -54,13 +44,14 @@ def check_extra(verb: str, extra: str, *packages: str) -> None:
         raise UserError("extra-missing", f"indictune {verb}", extra=extra, packages=", ".join(missing))
 
 
-# In a checkout, links to the folders of the repository.
-FOLDER = Path(__file__).resolve().parent / "shipped"
-
-
 def shipped(folder: str, pattern: str) -> dict[str, Path]:
     """The files of a folder such as `recipes`, by their path below `shipped/`, such as `recipes/llama/demo.yaml`."""
     return {str(path.relative_to(FOLDER)): path for path in sorted((FOLDER / folder).glob(pattern))}
+
+
+def recipes() -> dict[str, Path]:
+    """All recipes."""
+    return shipped("recipes", "*/*.yaml")
 
 
 def everything() -> dict[str, Path]:
@@ -75,11 +66,6 @@ def as_seen_from_here(path: Path) -> Path:
     """The short path of an installed file in a checkout that is the current folder, else the whole one."""
     short = path.relative_to(FOLDER)
     return short if short.is_file() and short.samefile(path) else path
-
-
-def recipes() -> dict[str, Path]:
-    """All recipes."""
-    return shipped("recipes", "*/*.yaml")
 
 
 def strategies() -> dict[str, Path]:

@@ -17,12 +17,11 @@ from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
-from indictune.data import labels
 from indictune.data.batching import TrainingBatches
-from indictune.distributed import strategy, zero
+from indictune.distributed import strategy
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
-from indictune.files import RECIPE, write_json
+from indictune.files import RECIPE
 from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
 from indictune.versions import versions_of_steps
 
@@ -61,40 +60,9 @@ def _differ(was: Any, is_now: Any) -> bool:
     return None not in (was, is_now) and was != is_now
 
 
-FLAG_FILES = "flag_files.json"
+FLAG_FILES = "flag_files.json"  # next to `recipe.yaml`: the values in files that flags name
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
-
-
-def read_flag_files(configuration: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Content:
-    """The values in the files of a run that change its steps.
-
-    Args:
-        configuration: of the run, as for `recipe.yaml`.
-        deepspeed: content of its DeepSpeed file, empty if it has none; None without DeepSpeed.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    found: Content = {}
-    weights = configuration.get("class_weights")
-    if weights not in (None, labels.BALANCED):
-        found["class_weights"] = labels.read_file(weights)
-    if deepspeed is not None:
-        found["deepspeed"] = zero.settings_of_steps(deepspeed)
-    return found
-
-
-def write_flag_contents(output_dir: Path, content: Content) -> None:
-    """Write the values next to `recipe.yaml`, for the checkpoints to come.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    if content:
-        write_json(output_dir / FLAG_FILES, content)
-    else:
-        (output_dir / FLAG_FILES).unlink(missing_ok=True)
 
 
 def recorded_contents(folder: Path) -> Content:
@@ -158,9 +126,9 @@ def settings_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def kept_settings(checkpoint: Path | None) -> dict[str, Any]:
+def kept_settings(checkpoint: Path) -> dict[str, Any]:
     """The settings that a resumed run takes from its checkpoint, whatever its flags say."""
-    before = {} if checkpoint is None else settings_of(checkpoint)
+    before = settings_of(checkpoint)
     return {name: before[name] for name in _KEPT if isinstance(before.get(name, ()), int | float | str | None)}
 
 
@@ -183,11 +151,9 @@ def has_changed(checkpoint: Path, now: Mapping[str, Any]) -> bool:
 
 
 def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose state this run cannot take over.
+    """Refuse a checkpoint, which has a manifest, whose state this run cannot take over.
 
     Args:
-        checkpoint: to resume from, with a manifest.
-        launch: of this run.
         now: configuration of this run, as far as it is known.
         model: configuration of its model, and the `_commit_hash` of one from the Hub; empty if unknown.
 
@@ -239,9 +205,8 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     if differing:
         found.append(f"{name} was written with other settings: {_listed(differing)}. The new ones count from here on.")
     if kept:
-        found.append(
-            f"{name} was written with other settings: {_listed(kept)}. Its optimizer state keeps the old ones."
-        )
+        end = "Its optimizer state keeps the old ones."
+        found.append(f"{name} was written with other settings: {_listed(kept)}. {end}")
     was, is_now = manifest.versions, versions_of_steps()
     packages = {each: (was[each], is_now[each]) for each in is_now if was.get(each, is_now[each]) != is_now[each]}
     if packages:

@@ -45,7 +45,7 @@ from indictune.distributed.pipeline.engine import Pipeline
 from indictune.distributed.sharding import WEIGHT_SHARDS, own_weights, split_like
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.trusted_files import weights_files
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
 WHOLE_STATES = "optimizer.pt"
@@ -92,7 +92,6 @@ def load_states(
         model: unwrapped.
         optimizer: without accelerate's wrapper. Its groups may be those of the checkpoint, divided by device mesh: the
             Trainer (5.23) does so where some weights are split and others whole.
-        checkpoint: to load from.
         decayed: names of the parameters that weight decay applies to; they come first in whole states.
         own_part: takes this rank's part of whole states; None if the rank has all parameters.
     """
@@ -140,16 +139,11 @@ def fit_schedule(schedule: dict[str, Any], groups: int) -> dict[str, Any]:
 
 def _groups_in(shards: Path) -> list[dict[str, Any]]:
     """The parameter groups in shards, with settings that are to be read."""
-    paths = FileSystemReader(shards).read_metadata().planner_data.values()
-    settings = [
-        (number, name)
-        for _, kind, number, name in (each[:4] for each in paths if len(each) > 3)
-        if kind == "param_groups"
-    ]
-    groups = [dict[str, Any]() for _ in {number for number, _ in settings}]
-    for number, name in settings:
-        groups[number][name] = None
-    return groups
+    groups: dict[int, dict[str, Any]] = {}
+    for path in FileSystemReader(shards).read_metadata().planner_data.values():
+        if len(path) > 3 and path[1] == "param_groups":
+            groups.setdefault(path[2], {})[path[3]] = None
+    return [groups[number] for number in sorted(groups)]
 
 
 def _divided(stored: list[State], names: list[list[str]], decayed: Collection[str]) -> list[State]:
@@ -173,8 +167,7 @@ def is_in_parts(checkpoint: Path) -> bool:
 def whole_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The weights by name, on the CPU, as they are trained: ZeRO's in fp32, of an active vocabulary the trained rows.
 
-    Args:
-        checkpoint: in shards, and trusted.
+    The checkpoint is in shards, and trusted.
     """
     if (checkpoint / WEIGHT_SHARDS).is_dir():
         return _from_shards(checkpoint / WEIGHT_SHARDS)
@@ -210,10 +203,8 @@ def rank_shards(model: nn.Module, optimizer: Optimizer) -> Shards:
         if isinstance(model, PeftModel)
         else get_model_state_dict(model)
     )
-    return {
-        WEIGHT_SHARDS: {"model": weights},
-        STATE_SHARDS: {"optimizer": get_optimizer_state_dict(model, optimizer)},
-    }
+    states = get_optimizer_state_dict(model, optimizer)
+    return {WEIGHT_SHARDS: {"model": weights}, STATE_SHARDS: {"optimizer": states}}
 
 
 def copy_shards(model: nn.Module, optimizer: Optimizer) -> Shards:
@@ -252,7 +243,7 @@ class ModelState:
         model: unwrapped.
         wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
         optimizer: as accelerate wraps it.
-        decayed: names of the parameters that weight decay applies to.
+        decayed: as of `load_states`.
         pipeline: of which the model has some stages; or None.
     """
 
@@ -286,8 +277,7 @@ class ModelState:
             engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
         elif sharding.is_split(self.model) or self.pipeline is not None:
             if with_shards:
-                shards = rank_shards(self.model, self.optimizer)
-                write_shards(shards, folder, None, ReportingWriter)
+                write_shards(rank_shards(self.model, self.optimizer), folder, None, ReportingWriter)
         elif self.args.should_save:
             torch.save(self.optimizer.state_dict(), folder / WHOLE_STATES)
 
@@ -297,23 +287,18 @@ class ModelState:
         Raises:
             RuntimeError, ValueError: the checkpoint lacks a weight, or holds no states.
         """
-        if self._is_deepspeed:
-            self._restore_engine(checkpoint)
-            return
-        optimizer = self.optimizer.optimizer
-        load_weights(self.model, checkpoint)
-        own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, self.decayed)
-        load_states(self.model, optimizer, checkpoint, self.decayed, own_part)
-        strategy.forget_pages(optimizer)
+        self.restore_weights(checkpoint)
+        if not self._is_deepspeed:
+            optimizer, pipeline = self.optimizer.optimizer, self.pipeline
+            own_part = None if pipeline is None else partial(pipeline.part_of_states, self.model, self.decayed)
+            load_states(self.model, optimizer, checkpoint, self.decayed, own_part)
+            strategy.forget_pages(optimizer)
 
     def restore_weights(self, checkpoint: Path) -> None:
         """Restore the weights. DeepSpeed's engine also reads the optimizer states."""
-        if self._is_deepspeed:
-            self._restore_engine(checkpoint)
-        else:
+        if not self._is_deepspeed:
             load_weights(self.model, checkpoint)
-
-    def _restore_engine(self, checkpoint: Path) -> None:
+            return
         is_whole = not isinstance(self.model, PeftModel)  # of an adapter only the trained weights are saved
         deepspeed_load_checkpoint(self.wrapped, str(checkpoint), load_module_strict=is_whole)  # type: ignore[no-untyped-call]
         zero.complete_states(self.wrapped)

@@ -47,12 +47,7 @@ def convert(
 ) -> str:
     """Write a checkpoint's model to a folder, whole or not at all; returns a line that says so.
 
-    Args:
-        checkpoint: to convert.
-        damage: what is wrong with it, from `store.damage`.
-        folder: for the model.
-        trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read pickles.
+    `damage` is as of `store.damage`, and the rest as in `ModelArguments`.
 
     Raises:
         UserError: the checkpoint is damaged or not trusted, or the folder cannot be written.
@@ -69,7 +64,9 @@ def convert(
     is_adapter = (checkpoint / ADAPTER_CONFIG).is_file()
     names, weights, model = [], {}, None
     if not model_state.is_in_parts(checkpoint) or (checkpoint / ADAPTER).is_file():
-        names = [ADAPTER] if is_adapter else _weights_names(checkpoint)
+        files = [checkpoint / ADAPTER] if is_adapter else weights_files(checkpoint, str(checkpoint))
+        names = [path.name for path in files]
+        names += [INDEX] * (not is_adapter and (checkpoint / INDEX).is_file())
     else:
         check_run_folder(checkpoint, trust_checkpoint)
         weights = model_state.whole_weights(checkpoint)
@@ -112,11 +109,6 @@ def check_run_folder(checkpoint: Path, trust_checkpoint: bool) -> None:
         reason = f"it is not in a run's --output_dir ({run} has no {RECIPE})"
         raise UserError("checkpoint-not-trusted", COMMAND, checkpoint, reason=reason)
     resume.check_trusted(checkpoint, run, trust_checkpoint, COMMAND)
-
-
-def _weights_names(checkpoint: Path) -> list[str]:
-    names = [path.name for path in weights_files(checkpoint, str(checkpoint))]
-    return names + [INDEX] * (checkpoint / INDEX).is_file()
 
 
 def _describe(checkpoint: Path, folder: Path) -> None:

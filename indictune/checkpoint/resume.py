@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from indictune.checkpoint import model_state, store
 from indictune.distributed import collectives
 from indictune.errors import UserError
-from indictune.files import AUTO, NOTHING_TO_DO, is_finished
+from indictune.files import AUTO
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +23,12 @@ logger = logging.getLogger(__name__)
 def check_trusted(
     checkpoint: Path, output_dir: Path, trust_checkpoint: bool, flag: str = "--resume_from_checkpoint"
 ) -> None:
-    """Refuse a checkpoint that is not this run's own, or that others can write to.
-
-    Args:
-        checkpoint: the folder to read.
-        output_dir: of the run, whose checkpoints are its own.
-        trust_checkpoint: whether the user trusts it.
-        flag: by which the user named it.
+    """Refuse a checkpoint that is not of this run's `output_dir`, or that others can write to, unless it is trusted.
 
     Raises:
         UserError: `checkpoint-not-trusted`.
     """
-    if trust_checkpoint:
-        return
-    why = why_not_own(checkpoint, output_dir)
+    why = None if trust_checkpoint else why_not_own(checkpoint, output_dir)
     if why is not None:
         raise UserError("checkpoint-not-trusted", flag, checkpoint, reason=why)
 
@@ -83,22 +75,14 @@ class ResumePoint:
 
 
 class DamageReader:
-    """Looks for damage in checkpoints, from one process; reads each once.
-
-    Args:
-        thorough: whether to read all files; else large ones are compared by size only.
-    """
+    """Looks for damage in checkpoints, from one process; reads each once, `thorough` or not as `store.damage`."""
 
     def __init__(self, thorough: bool = True) -> None:
         self.thorough = thorough
         self._known: dict[Path, list[str]] = {}
 
     def listed(self, found: list[Path]) -> list[Path]:
-        """The checkpoints of a run, newest first.
-
-        Args:
-            found: by this process.
-        """
+        """The checkpoints of a run, newest first, of which this process has found some."""
         return found
 
     def damage(self, checkpoint: Path) -> list[str]:
@@ -115,19 +99,13 @@ class DamageReader:
 class AllRanksReader(DamageReader):
     """Looks for damage from all ranks, on all disks. All ranks must call its methods.
 
-    Each rank of a disk reads its share of the files. A disk that lacks files gets them from another one.
-
-    Args:
-        args: of the run, whose process group is up.
-        trust_checkpoint: whether the user trusts the checkpoints.
-        disks_group: the first rank of each disk, if there are several.
+    Each rank of a disk reads its share of the files. A disk that lacks files gets them from another one, by
+    `disks_group`, the first ranks of several disks.
     """
 
     def __init__(self, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None) -> None:
         super().__init__()
-        self.args = args
-        self.trust_checkpoint = trust_checkpoint
-        self.disks_group = disks_group
+        self.args, self.trust_checkpoint, self.disks_group = args, trust_checkpoint, disks_group
 
     def listed(self, found: list[Path]) -> list[Path]:
         """The checkpoints in the run's folder that any rank has found, newest first."""
@@ -159,22 +137,15 @@ class AllRanksReader(DamageReader):
         collectives.barrier()
 
 
-def choose_resume_point(output_dir: Path, asked: str | None, reader: DamageReader) -> ResumePoint:
+def choose_resume_point(output_dir: Path, asked: str, reader: DamageReader) -> ResumePoint:
     """Choose the checkpoint that a run resumes from. Nothing is changed.
 
     `auto` takes the newest whole checkpoint of `output_dir`. A named one must be that, or be whole and stand elsewhere
     while `output_dir` holds none.
 
-    Args:
-        output_dir: of the run.
-        asked: `--resume_from_checkpoint`.
-        reader: looks for damage.
-
     Raises:
         UserError: the named checkpoint is damaged or missing, or `output_dir` holds a newer one.
     """
-    if asked is None:
-        return ResumePoint()
     flag = "--resume_from_checkpoint"
     candidates = reader.listed(store.checkpoints_in(output_dir))
     named = None if asked == AUTO else Path(asked)
@@ -233,22 +204,6 @@ def best_of(checkpoint: Path) -> Path | None:
         return named if named.is_dir() and not sibling.is_dir() else sibling
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def end_if_finished(output_dir: Path, asked: str | None) -> None:
-    """End a run that has nothing to do. All ranks must call it.
-
-    A run that is finished on some disks only resumes from its last checkpoint, and finishes on all.
-
-    Args:
-        output_dir: of the run.
-        asked: `--resume_from_checkpoint`.
-
-    Raises:
-        Finished: on all ranks.
-    """
-    if asked == AUTO and all(collectives.gather_from_all(is_finished(output_dir))):
-        raise Finished(f"{output_dir}: {NOTHING_TO_DO}")
 
 
 def can_load_best(best: Path, reader: AllRanksReader) -> bool:

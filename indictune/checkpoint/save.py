@@ -25,7 +25,7 @@ from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import collectives, sharding
 from indictune.files import NO_ROOM, RECIPE
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import StopRequest
 from indictune.versions import versions_of_steps
 
@@ -38,13 +38,7 @@ class SaveError(RuntimeError):
 
 @contextmanager
 def reporting(output_dir: Path, what: str, unfinished: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
-    """A block that writes a checkpoint or the model. If it fails, the unfinished part is removed.
-
-    Args:
-        output_dir: of the run.
-        what: is written: `checkpoint-<step>`, or `the model`.
-        unfinished: the folder that it is written to.
-        needed_bytes: estimates its size; called only after a failure.
+    """A block that writes `checkpoint-<step>` or `the model`. If it fails, the unfinished folder is removed.
 
     Raises:
         SaveError: with the error in the library's words, and the needed and the free bytes.
@@ -90,15 +84,7 @@ def _way_out(output_dir: Path, unwritten: str = "") -> str:
 
 @dataclass
 class ManifestFacts:
-    """What every manifest of a run records; see `Manifest`.
-
-    Attributes:
-        strategy: of the launch, as in `accelerate_configs/`.
-        steps_per_epoch: optimizer steps.
-        data: digest of the training rows and their order.
-        validation: digest of the rows that checkpoints are compared on; None without such rows.
-        axes: what splits the model, as `shown_axes` says it.
-    """
+    """What every manifest of a run records, as in `Manifest`, and the optimizer steps of an epoch."""
 
     strategy: str
     steps_per_epoch: int
@@ -110,16 +96,12 @@ class ManifestFacts:
 class Checkpoints:
     """Saves the checkpoints of one run. All ranks must call its methods.
 
-    Args:
-        args: of the run.
-        state: that is saved.
-        facts: of the run.
+    Attributes:
         request: to stop this rank.
         disks_group: the first rank of each disk, if there are several.
-        snapshots: of the run; None without `--snapshot_steps`.
-
-    Attributes:
+        snapshots: None without `--snapshot_steps`.
         snapshot_seconds: for which each snapshot held up this rank.
+        unfinished: the checkpoint that is being written.
     """
 
     def __init__(
@@ -131,13 +113,9 @@ class Checkpoints:
         disks_group: ProcessGroup | None,
         snapshots: Snapshots | None,
     ) -> None:
-        self.args = args
-        self.state = state
-        self.facts = facts
-        self.request = request
-        self.disks_group = disks_group
+        self.args, self.state, self.facts, self.request = args, state, facts, request
+        self.disks_group, self.snapshots = disks_group, snapshots
         self.output_dir = Path(str(args.output_dir))
-        self.snapshots = snapshots
         self.snapshot_seconds: list[float] = []
         self.unfinished: Unfinished | None = None
 
@@ -252,9 +230,8 @@ class Checkpoints:
     def is_compared(self) -> bool:
         """Whether the evaluation of this step may be the best: under `--load_best_model_at_end`, only of a planned
         step. Other weights are not kept, or only by a stop, which must not change the final model."""
-        if not self.args.load_best_model_at_end or self.args.save_strategy != SaveStrategy.STEPS:
-            return True
-        return self.is_planned()
+        ends_with_best = self.args.load_best_model_at_end and self.args.save_strategy == SaveStrategy.STEPS
+        return not ends_with_best or self.is_planned()
 
     def _name_best(self) -> None:
         step = self.state.progress.best_global_step

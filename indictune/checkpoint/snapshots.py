@@ -51,9 +51,6 @@ SnapshotOnNodes = tuple[Manifest, Mapping[int, Collection[str]]]
 class Snapshots:
     """The snapshots of a run. All ranks must make it, and call its methods.
 
-    Args:
-        args: of the run.
-
     Attributes:
         folder: in the memory of this node.
         first: the lowest rank that shares this memory.
@@ -97,10 +94,7 @@ class Snapshots:
         self._keep(newest if copied is None else [copied])
 
     def complete(self, manifest: Manifest) -> list[str]:
-        """Complete the snapshot that all ranks have written, on all nodes.
-
-        Args:
-            manifest: without files.
+        """Complete the snapshot that all ranks have written, on all nodes, and its manifest.
 
         Returns:
             The files that this rank has to copy to the disk.
@@ -146,11 +140,8 @@ class Snapshots:
 
     def newest_whole(self) -> SnapshotOnNodes | None:
         """The newest snapshot that all memories together have whole; None if there is none."""
-        mine: dict[int, tuple[Manifest, list[str]]] = {}
-        for each in store.checkpoints_in(self.folder):
-            manifest = store.read_manifest(each)
-            if manifest is not None:
-                mine[manifest.step] = manifest, store.files_in(each)
+        read = {each: store.read_manifest(each) for each in store.checkpoints_in(self.folder)}
+        mine = {found.step: (found, store.files_in(each)) for each, found in read.items() if found is not None}
         memories = dict(zip(self._firsts_of_ranks, collectives.gather_from_all(mine), strict=True))
         for step in sorted({step for part in memories.values() for step in part}, reverse=True):
             parts = {first: part[step] for first, part in memories.items() if step in part}
@@ -176,12 +167,7 @@ class Snapshots:
 def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: ProcessGroup | None) -> None:
     """Make a checkpoint of the newest snapshot, if it is newer than those on the disk; then delete all snapshots.
 
-    All ranks must call it before a run resumes or starts.
-
-    Args:
-        args: of the run.
-        may_use: whether the run may resume from a snapshot.
-        disks_group: the first rank of each disk, if there are several.
+    All ranks must call it before a run resumes or starts. `may_use`: whether the run may resume from a snapshot.
 
     Raises:
         UserError: another user has the folder in memory.

@@ -52,12 +52,7 @@ def restore_generators(folder: Path, args: TrainingArguments, is_same_split: boo
     """Restore this rank's states from a checkpoint, or seed all ranks alike by its step.
 
     Ranks of a tensor group must draw the same dropout masks, or their copies of unsplit weights drift apart. Under
-    another split, the states of these ranks may differ.
-
-    Args:
-        folder: the checkpoint.
-        args: of the run.
-        is_same_split: whether the axes of the run that wrote it were the same.
+    another split than that of the run that wrote the checkpoint, the states of these ranks may differ.
     """
     path = _path(folder, args)
     if not (is_same_split and path.is_file()):
@@ -111,7 +106,6 @@ class TrainState:
     """The live state of a training run. All ranks must call its methods.
 
     Attributes:
-        model: weights and optimizer states.
         scheduler: of the learning rate.
         scaler: of the loss, under fp16; else None.
         progress: step, epoch and log history. The step is also the position in the rows: batches follow from it.
@@ -141,15 +135,13 @@ class TrainState:
                 torch.save(self.scaler.state_dict(), folder / SCALER)
             self._write_progress(folder)
         save_generators(folder, args)
-        name = COUNTERS.format(rank=args.process_index)
-        # A float32 is exact as the float that JSON writes.
-        (folder / name).write_text(json.dumps(vars(counters)), encoding="utf-8")
+        counted = json.dumps(vars(counters))  # a float32 is exact as the float that JSON writes
+        (folder / COUNTERS.format(rank=args.process_index)).write_text(counted, encoding="utf-8")
 
     def _write_progress(self, folder: Path) -> None:
         """Write `trainer_state.json`, from which transformers reads the position."""
-        states = {type(each).__name__: each.state() for each in self.exportable()}
         progress = self.progress
-        progress.stateful_callbacks = cast(Any, states)
+        progress.stateful_callbacks = cast(Any, {type(each).__name__: each.state() for each in self.exportable()})
         progress.best_model_checkpoint = None if self.best is None else str(self.best)
         try:
             progress.save_to_json(str(folder / PROGRESS))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.checkpoint import store
-from indictune.checkpoint.resume import DamageReader, best_of, check_trusted, choose_resume_point
+from indictune.checkpoint.resume import DamageReader, ResumePoint, best_of, check_trusted, choose_resume_point
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import in_one_line, printable, shown_bytes, table
@@ -78,7 +78,7 @@ def checkpoint_table(folder: Path, found: Sequence[Path], reader: DamageReader) 
     """A table of the checkpoints, their damage, and what `auto` would do."""
     best = best_checkpoint(found, reader)
     resumes = folder not in found and not is_finished(folder)
-    point = choose_resume_point(folder, AUTO if resumes else None, reader)
+    point = choose_resume_point(folder, AUTO, reader) if resumes else ResumePoint()
     body, damage = [], []
     for each in found:
         problems = reader.damage(each)

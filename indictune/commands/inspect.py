@@ -12,8 +12,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from indictune.commands.prepare import Prepared, prepare_rows, show_rows, task_of_flags
+from indictune.config.command_line import with_flag
 from indictune.config.plan import unresolved
-from indictune.config.read_words import with_flag
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.data.collation import IGNORED_LABEL

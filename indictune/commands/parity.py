@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
-from indictune.config.flag_table import PARITY_TRACE, SCRIPTS, flags_of
+from indictune.config.command_line import PARITY_TRACE, SCRIPTS, flags_of
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable, table

@@ -22,8 +22,8 @@ from indictune.commands.plan_text import (
 )
 from indictune.commands.prepare import read_and_tokenise, task_of_flags
 from indictune.config.arguments import Method
+from indictune.config.command_line import read_flags, with_flag
 from indictune.config.plan import AnyPlan
-from indictune.config.read_words import read_flags, with_flag
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes

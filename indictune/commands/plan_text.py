@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from indictune.config.flag_table import SCRIPTS, WORDS, flags_of
+from indictune.config.command_line import SCRIPTS, WORDS, flags_of
 from indictune.config.plan import AnyPlan
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate

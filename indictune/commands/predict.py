@@ -25,8 +25,7 @@ from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.data.cache import stored_batches, write_through
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
-from indictune.file_locks import lock_if_possible
-from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
+from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints, lock_if_possible
 from indictune.models.adapters import config_file
 from indictune.prediction.labelled_rows import (
     WINDOW_ROWS,
@@ -39,7 +38,7 @@ from indictune.prediction.labelled_rows import (
     writer_of,
 )
 from indictune.prediction.served_classifier import Classifier, served_model
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
 _FLAG = "--output_file"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.config.read_words import with_flag
+from indictune.config.command_line import with_flag
 from indictune.config.shared_arguments import Checked, flag
 from indictune.errors import UserError
 from indictune.versions import everything

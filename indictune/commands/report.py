@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.config.read_words import with_flag
+from indictune.config.command_line import with_flag
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable

@@ -13,10 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from indictune.config.flag_table import LAUNCHED_BY, SCRIPTS, WORDS, flags_of
-from indictune.config.read_words import load_recipe, read_flags, task_in, unknown_keys, unknown_name
+from indictune.config.command_line import (
+    LAUNCHED_BY,
+    SCRIPTS,
+    WORDS,
+    flags_of,
+    load_recipe,
+    read_flags,
+    task_in,
+    unknown_keys,
+    unknown_name,
+)
 from indictune.config.shared_arguments import Checked, flag
-from indictune.credentials import without_tokens
+from indictune.console_text import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
 from indictune.stop_signals import OF_SCHEDULERS, killed_processes

@@ -12,10 +12,9 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from indictune.config.flag_table import scripts_with
-from indictune.config.read_words import DECIDED, read_command_line, to_words, unknown_name, with_flag
+from indictune.config.command_line import DECIDED, read_command_line, scripts_with, to_words, unknown_name, with_flag
 from indictune.config.shared_arguments import AUTO
-from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
+from indictune.console_text import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")

@@ -27,7 +27,7 @@ from indictune.distributed import collectives, process_group
 from indictune.distributed.launch import is_one_node, rank_of
 from indictune.distributed.sharding import local_part
 from indictune.errors import Problem, problem
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 _SHOWN = 60  # characters of a value
 ABSENT = "none"

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.distributed.launch import local_world_size_of
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 T = TypeVar("T")
 

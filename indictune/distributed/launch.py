@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 
 from indictune.config.plan import Axes, Launch
-from indictune.credentials import holds_token
+from indictune.console_text import holds_token
 from indictune.distributed import zero
 from indictune.errors import UserError
 

@@ -21,7 +21,7 @@ from indictune.distributed import cpu_fallback, strategy
 from indictune.distributed.launch import engine_of, is_one_node, read_launch
 from indictune.distributed.upstream import set_default_timeout
 from indictune.errors import UserError
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 JOINING = "joining the other ranks"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, on every node,"

@@ -27,7 +27,7 @@ from indictune.distributed import collectives, upstream
 from indictune.distributed.launch import engine_of
 from indictune.distributed.upstream import divide_and_copy, use_first_gpu
 from indictune.errors import UserError
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from indictune.upstream import set_weight_conversions, weight_conversions
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from indictune.config.plan import Launch
 from indictune.distributed.zero import needs_cpu_adam
 from indictune.doctor.check_lines import Outcome, Status, named_ranks
 from indictune.planning.machine_failures import SHARED_MEMORY
-from indictune.versions import __version__, versions_of
+from indictune.upstream import versions_of
+from indictune.versions import __version__
 
 PACKAGES_CHECK = "packages"
 

@@ -30,8 +30,7 @@ from transformers import (
 
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
-from indictune.file_locks import locked
-from indictune.files import cache_folder, kept_in
+from indictune.files import cache_folder, kept_in, locked
 
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

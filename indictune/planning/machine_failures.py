@@ -30,7 +30,7 @@ from indictune.models.active_vocabulary import active_embedding
 from indictune.planning.hardware import assumed, free_and_capacity
 from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens
 from indictune.planning.rank_weights import ModelWeights
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import killed_processes
 
 _SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}

@@ -58,8 +58,11 @@ def _check_checkpoint(plan: AnyPlan) -> None:
 
 def _at_a_glance(plan: AnyPlan) -> ResumePoint:
     """The resume point, as far as this node's disk and the sizes of large files show it."""
+    asked = plan.training.resume_from_checkpoint
+    if asked is None:
+        return ResumePoint()
     try:
-        return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, DamageReader(thorough=False))
+        return choose_resume_point(plan.output_dir, asked, DamageReader(thorough=False))
     except UserError:
         if plan.launch.is_one_node:
             raise

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
-from indictune.config.flag_table import SCRIPTS
+from indictune.config.command_line import SCRIPTS
 from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments

@@ -6,34 +6,45 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, NoReturn, cast
 
 import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from indictune import stop_signals
 from indictune.checkpoint import save, store
 from indictune.checkpoint.resume import Finished
 from indictune.checkpoint.save import SaveError
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
-from indictune.console_text import printable
-from indictune.credentials import without_tokens
+from indictune.console_text import printable, without_tokens
 from indictune.distributed import launch, process_group
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, checkpoint_around, is_finished
 from indictune.run import Run
-from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StoppedBeforeFirstStep
+from indictune.stop_signals import (
+    EXIT_RESUMABLE,
+    Stopped,
+    StoppedBeforeFirstStep,
+    kill_programs,
+    killed_processes,
+    signal_programs,
+    unblock_stop_signals,
+)
 from indictune.supervise import run_folder
-from indictune.supervise.watchdog import SupervisedRun
+from indictune.supervise.run_folder import RankLog, lock_run_folder, of_another_launch, wait_for_other_launch
+from indictune.supervise.watchdog import Ranks, Watchdog
 from indictune.training.bad_steps import NonFiniteLossError
+
+logger = logging.getLogger("indictune")
 
 # How long another rank waits for rank 0 to report. The user's mistakes are the same on all ranks, on machines however
 # busy. A failure may be this rank's alone, and holds up the others.
@@ -42,6 +53,94 @@ _END_WAIT_S = 2.0  # how long a rank waits for another one's report of the same 
 _RESUME = "--resume_from_checkpoint auto resumes it."
 _RESUME_LAST = "--resume_from_checkpoint auto resumes from the last checkpoint, if any."
 _AGAIN = "The same command begins again."
+
+
+class SupervisedRun(Run):
+    """A run with its lock, log and watchdog.
+
+    Attributes:
+        ranks: of the run.
+        started: when this process began, in seconds since 1970. Reports from before are not of this run.
+        killed_before: processes that the kernel had killed for lack of memory when the run began.
+        watchdog: of this rank; None for one process, and before `open`.
+        end: reports how the run ended, and ends the process, whatever its main thread does.
+    """
+
+    watchdog: Watchdog | None = None
+    end: Callable[..., None]
+
+    def __init__(self, recipe: Recipe, rank: int) -> None:
+        super().__init__(recipe, rank)
+        self._lock: object = None
+        self._launch_name = process_group.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
+        self.killed_before = killed_processes()
+        self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
+        # psutil (7) may be a second early, and a lone process would take the report of the command before for its own.
+        self.started = psutil.Process().create_time() if self.ranks.world_size > 1 else time.time()
+
+    def open(self, replaceable: Collection[str]) -> None:
+        """Lock the folder and start this rank's log, unless the recipe is refused already.
+
+        Args:
+            replaceable: files of an earlier command of this kind, which this one may overwrite.
+
+        Raises:
+            UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
+                what it does not say is not missing.
+        """
+        if not self.recipe.is_read:
+            self.recipe.problems.raise_any()
+        asked = self.recipe.values.get("resume_from_checkpoint")
+        with self.recipe.problems.collecting():
+            if not self.is_named and not replaceable:  # such a command has a folder of its own
+                raise UserError("output-dir-missing", "--output_dir")
+            run_folder.check_folder(self.output_dir)
+            run_folder.check_free(self.output_dir, asked, replaceable)
+        if self.recipe.problems:
+            if self.rank != 0:
+                logger.addHandler(logging.NullHandler())  # else logging prints warnings, on every rank
+            return
+        try:
+            self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
+            tempfile.TemporaryFile(dir=self.output_dir).close()  # its lock may be writable all the same
+            wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
+            if self.rank == 0:
+                self.lock_folder()
+                run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
+                (self.output_dir / run_folder.STATUS).unlink(missing_ok=True)
+            log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+            self.results, self.console = log.results, log.console
+            self.stop_request.report_to = log.descriptors
+            self.ranks.begin()
+            if self.ranks.world_size > 1:
+                self._start_watchdog(log.path)
+        except OSError as error:
+            flag = "--output_dir"
+            raise UserError("folder-not-writable", flag, self.output_dir, reason=error.strerror) from error
+
+    def lock_folder(self) -> None:
+        self._lock = lock_run_folder(self.output_dir, self._launch_name)
+
+    def _start_watchdog(self, log: Path) -> None:
+        """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
+        timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
+        self.watchdog = Watchdog(self.ranks, max(1, timeout_s) / 2, log, self.stop_request.ask, self.end)
+        self.watchdog.start()
+
+    @property
+    def owns_folder(self) -> bool:
+        """Whether no other run writes to the folder, as far as this machine's kernel knows."""
+        return of_another_launch(self.output_dir, self._launch_name) is None
+
+    def reported(self) -> dict[str, str]:
+        """`status.json`, if a rank reported since this process began that the run did not end well."""
+        status = run_folder.status_since(self.output_dir, self.started) if self.is_named else {}
+        return {} if status.get("state") == "ok" else status
+
+    def lost(self) -> dict[int, str]:
+        """A sentence for each other rank that this one waits for: it is dead or late."""
+        late = {} if self.watchdog is None else self.watchdog.waits_for()
+        return late | self.ranks.dead()
 
 
 class End(NamedTuple):
@@ -111,7 +210,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
 
 
 def _is_finished(run: SupervisedRun) -> bool:
-    """Whether there is nothing to resume. Several nodes decide together (`resume.end_if_finished`)."""
+    """Whether there is nothing to resume. Several nodes decide together (`start`)."""
     auto = run.recipe.values.get("resume_from_checkpoint") == AUTO and not run.recipe.problems
     return auto and run.ranks.all_here and is_finished(run.output_dir)
 
@@ -135,7 +234,7 @@ def _outcome(
     main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str], notes: Collection[str]
 ) -> End:
     try:
-        stop_signals.unblock_stop_signals()
+        unblock_stop_signals()
         run.open(replaceable)
         run.warn(notes)
         main(run)
@@ -150,7 +249,7 @@ def _outcome(
     except Stopped as error:
         return End("resumable", f"{error} {_RESUME}")
     except KeyboardInterrupt:
-        stop_signals.kill_programs()
+        kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
         if message := _explanation(run, error):
@@ -227,7 +326,7 @@ def _end_process(run: SupervisedRun, message: str, state: run_folder.State = "fa
             _tell(run, End(state, message))
         if state == "failed":
             run.ranks.kill_stopped()
-        stop_signals.signal_programs(signal.SIGKILL)
+        signal_programs(signal.SIGKILL)
     finally:
         try:
             if not run.ranks.has_ended:  # else its main thread reported more

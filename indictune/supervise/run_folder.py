@@ -1,4 +1,4 @@
-"""A run's folder and its logs: may a run write there, how did its last command end, what does each rank print."""
+"""A run's folder: may a run write there, how did its last command end, and what does each rank log."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import io
 import json
 import logging
 import os
+import socket
 import sys
+import time
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from filelock import Timeout
 from tqdm import tqdm
 
-from indictune.config.flag_table import STATUS_FILE
-from indictune.console_text import in_one_line, printable
-from indictune.credentials import without_tokens
+from indictune.config.command_line import STATUS_FILE
+from indictune.console_text import in_one_line, printable, without_tokens
 from indictune.errors import Problem, UserError
-from indictune.files import METRICS, check_outside_checkpoints, write_json
+from indictune.files import METRICS, check_outside_checkpoints, lock_file, lock_if_possible, write_json
 from indictune.stop_signals import EXIT_RESUMABLE
+
+logger = logging.getLogger(__name__)
 
 State = Literal["ok", "user_error", "failed", "resumable"]
 
 STATUS = "status.json"
+RUN_LOCK = ".lock"
+PATIENCE_S = 120.0  # a file server may keep the lock of a dead machine: NFS 4 for 90 s
 EXIT_CODES: dict[State, int] = {"ok": 0, "failed": 1, "user_error": 2, "resumable": EXIT_RESUMABLE}
 # Each shows that a run trained here. Logs, a status and a recipe alone may be those of a mistyped command.
 _OF_A_RUN = (METRICS, "train_log.jsonl", "trainer_state.json")
@@ -31,7 +38,7 @@ _OVERWRITTEN = ("README.md", "config.json", "model.safetensors", "adapter_model.
 # What a run opens in its folder for writing. All other files are written elsewhere and moved into place.
 _OPENED = (
     *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
-    *(".lock", ".unfinished-checkpoint", ".unfinished-model"),
+    *(RUN_LOCK, ".unfinished-checkpoint", ".unfinished-model"),
     "figures",  # of the report
     "README.md",  # the Trainer's card of what is pushed (transformers 5.23)
 )
@@ -109,6 +116,72 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
     if held and (resume_from_checkpoint is None or not is_run):
         way_out = None if is_run and not replaceable else "Use another folder."
         raise UserError("output-dir-holds-files", "--output_dir", output_dir, way_out, held=", ".join(held[:3]))
+
+
+def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
+    """Lock a run's folder for this process, and write into the lock whose it is.
+
+    Args:
+        output_dir: of the run; it exists.
+        launch: a name that its ranks share (`process_group.launch_name`).
+
+    Raises:
+        UserError: another process has it.
+        OSError: the folder cannot be written to.
+    """
+    path = output_dir / RUN_LOCK
+    try:
+        held = lock_if_possible(path)
+    except Timeout:
+        raise _refusal(output_dir, _holder_and_launch(path)[0]) from None
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n{launch}")
+        file.flush()
+        os.fsync(file.fileno())  # other machines see it at once
+    return held
+
+
+def wait_for_other_launch(output_dir: Path, launch: str, rank: int) -> None:
+    """Wait while a process of another launch has a run's folder.
+
+    Rank 0 waits only for another machine, which may be dead. The other ranks wait until rank 0 is refused and their
+    launcher ends them.
+
+    Raises:
+        UserError: another launch still has it.
+    """
+    deadline, is_told = time.monotonic() + PATIENCE_S, rank != 0
+    while (other := of_another_launch(output_dir, launch)) is not None:
+        if time.monotonic() > deadline or (rank == 0 and other.endswith(f" on {socket.gethostname()}")):
+            raise _refusal(output_dir, other)
+        if not is_told:
+            logger.warning("--output_dir %s: %s writes to it. Waiting for its end.", output_dir, other)
+            is_told = True
+
+
+def of_another_launch(output_dir: Path, launch: str) -> str | None:
+    """The process of another launch that has the folder; None without one. Takes up to a second to see it."""
+    path = output_dir / RUN_LOCK
+    try:
+        if _holder_and_launch(path)[1] != launch:
+            with lock_file(path):
+                pass
+    except Timeout:
+        holder, its_launch = _holder_and_launch(path)
+        return None if its_launch == launch else holder
+    except OSError:  # there is no lock, or the file system has no locks
+        pass
+    return None
+
+
+def _holder_and_launch(path: Path) -> tuple[str, str]:
+    holder, _, launch = path.read_text(encoding="utf-8").partition("\n")
+    return holder, launch
+
+
+def _refusal(output_dir: Path, other: str) -> UserError:
+    return UserError("run-folder-in-use", "--output_dir", output_dir, other=other)
 
 
 PACKAGE = "indictune"

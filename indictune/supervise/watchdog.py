@@ -1,34 +1,32 @@
-"""The supervision of a rank: its folder is locked, its output logged, and whoever holds it up is named."""
+"""Each rank writes its heartbeat to a file, because a dead one answers no collective; a watchdog names who is late."""
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
-import tempfile
+import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
-from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import unresolved
-from indictune.config.recipe import Recipe
-from indictune.distributed import collectives, process_group
-from indictune.errors import UserError
-from indictune.file_locks import lock_run_folder, of_another_launch, wait_for_other_launch
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
-from indictune.stop_signals import killed_processes
-from indictune.supervise import run_folder
-from indictune.supervise.heartbeat import Ranks
-from indictune.supervise.run_folder import RankLog
+from indictune.distributed import collectives, launch, process_group
+from indictune.files import write_whole
+from indictune.run import OWN_PROGRESS, Progress
 
 logger = logging.getLogger(__name__)
 
+_TOGETHER_S = 3.0
+_GONE = "is gone: it was killed, or died without a word"
+_STOPPED = "is stopped (SIGSTOP)"
+_LATE = "holds up the others"
 _LOOK_EVERY_S = 1.0
 _GRACE_S = 3.0
 # Times the patience: before a collective gives up, which happens after two. NCCL then ends the process without a
@@ -36,6 +34,183 @@ _GRACE_S = 3.0
 _ENDS_AFTER = 1.8
 _ENDS_AFTER_ANOTHER_S = 10.0  # so that launchers and gloo come first
 _MEETINGS = (process_group.JOINING, collectives.NEW_GROUP, collectives.LONG_WAIT)  # all ranks leave them together
+
+
+@dataclass
+class Heartbeat:
+    """Who a rank is, how far it is (as in `Progress`), and how it ended.
+
+    Attributes:
+        attempt: the name that the ranks of one start share (`process_group.attempt`).
+        born: when its process began, in seconds since 1970.
+        launcher: its parent process.
+        state: how it ended; empty while it runs.
+    """
+
+    attempt: str
+    pid: int
+    born: float
+    host: str
+    launcher: int
+    step: int = 0
+    count: int = 0
+    place: str = "the start"
+    state: str = ""
+    message: str = ""
+    ended_at: float = 0.0
+
+
+class Ranks:
+    """The ranks of a run, as their heartbeat files show them.
+
+    Files of an earlier attempt are stale and ignored: files with another attempt's name, and files that have not
+    changed since this rank began. A file of a process that began together with this one is never stale: a launcher
+    starts all ranks at once, and a faster rank may have failed already.
+
+    Args:
+        logs: the run's folder of logs, which all ranks of a node share.
+        attempt: as of `Heartbeat`.
+        all_here: whether all ranks run on this node.
+    """
+
+    def __init__(self, logs: Path, rank: int, world_size: int, attempt: str, all_here: bool = False) -> None:
+        self.folder = logs / ".ranks"
+        self.rank = rank
+        self.world_size = world_size
+        self.all_here = all_here
+        born = psutil.Process().create_time()
+        self.mine = Heartbeat(attempt, os.getpid(), born, socket.gethostname(), os.getppid())
+        self._writing = threading.Lock()
+        self._may_write = False
+        self._before = self._read()
+
+    @classmethod
+    def of_launch(cls, logs: Path, environ: Mapping[str, str]) -> Ranks:
+        """The ranks of a launch, by the environment variables of the launcher."""
+        rank, world_size, all_here = (
+            launch.rank_of(environ),
+            launch.world_size_of(environ),
+            launch.is_one_node(environ),
+        )
+        return cls(logs, rank, world_size, process_group.attempt(environ), all_here)
+
+    def begin(self) -> None:
+        """Write the first heartbeat. Before this call the folder may belong to another run."""
+        self._may_write = True
+        self._write()
+
+    def report_progress(self, progress: Progress) -> None:
+        """Write how far this rank is."""
+        here, mine = (progress.step, progress.count, progress.place), self.mine
+        if here != (mine.step, mine.count, mine.place):
+            mine.step, mine.count, mine.place = here
+            self._write()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this rank reported its end."""
+        return bool(self.mine.state)
+
+    def report_end(self, state: str, message: str) -> None:
+        """Write how this rank ended."""
+        self.mine.message, self.mine.ended_at, self.mine.state = message, time.time(), state
+        self._write()
+
+    def first_end(self, wait_s: float = 0.0) -> tuple[int, str, str] | None:
+        """Rank, state and message of the first other rank that did not end well; its report is waited for."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            ended = {rank: each for rank, each in self._others().items() if each.state not in ("", "ok")}
+            if ended:
+                # A user error is a cause by itself. Clocks of other machines decide only between the others.
+                rank = min(ended, key=lambda rank: (ended[rank].state != "user_error", ended[rank].ended_at))
+                return rank, ended[rank].state, ended[rank].message
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.1)
+
+    def gone(self) -> dict[int, str]:
+        """A sentence for each rank of this launcher that is gone without a report."""
+        return {rank: f"{_name(rank, each)} {_GONE}" for rank, each in self._in_state(_GONE).items()}
+
+    def dead(self) -> dict[int, str]:
+        """A sentence for each rank of this launcher that is stopped, or gone without a report."""
+        stopped = self._in_state(_STOPPED)
+        return self.gone() | {rank: f"{_name(rank, each)} {_STOPPED}" for rank, each in stopped.items()}
+
+    def kill_stopped(self) -> None:
+        """Kill the stopped ranks of this launcher.
+
+        A stopped process gets no SIGTERM. The launcher would wait for it (torchrun 30 s) before it kills it.
+        """
+        for each in self._in_state(_STOPPED).values():
+            with suppress(psutil.Error):  # it continued, and ended
+                psutil.Process(each.pid).kill()
+
+    def late(self) -> dict[int, str]:
+        """A sentence for each rank, this one included, that is behind another and has not ended.
+
+        It holds only while no rank makes progress: the files of the others lag behind them.
+        """
+        ranks = {self.rank: self.mine, **self._others()}
+        furthest = max(each.count for each in ranks.values())
+        late = {
+            rank: f"{_name(rank, each)} {_LATE}: since step {each.step} it got no further than {each.place}"
+            for rank, each in ranks.items()
+            if each.count < furthest and not each.state
+        }
+        missing = set(range(self.world_size)) - ranks.keys() if self.all_here else set()
+        return late | {rank: f"rank {rank} {_LATE}: it has not begun" for rank in missing}
+
+    def _in_state(self, state: str) -> dict[int, Heartbeat]:
+        """Other ranks of this launcher whose process is in a state, and that did not report their end.
+
+        Processes of another container may have this host's name, but their process ids mean nothing here.
+        """
+        here = self.mine.host, self.mine.launcher
+        return {
+            rank: each
+            for rank, each in self._others().items()
+            if (each.host, each.launcher) == here and not each.state and _state_of(each.pid) == state
+        }
+
+    def _others(self) -> dict[int, Heartbeat]:
+        """The heartbeats of the other ranks of this attempt, without stale ones."""
+        return {
+            rank: each
+            for rank, each in self._read().items()
+            if each != self._before.get(rank) or abs(each.born - self.mine.born) < _TOGETHER_S
+        }
+
+    def _read(self) -> dict[int, Heartbeat]:
+        """The heartbeats with this attempt's name."""
+        found = {}
+        for rank in set(range(self.world_size)) - {self.rank}:
+            with suppress(OSError, ValueError, TypeError):  # there is none, or another version wrote it
+                each = Heartbeat(**json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8")))
+                if each.attempt == self.mine.attempt:
+                    found[rank] = each
+        return found
+
+    def _write(self) -> None:
+        if not self._may_write:
+            return
+        try:
+            with self._writing:  # the watchdog writes too, and must not overwrite the end
+                write_whole(self.folder / f"{self.rank}.json", json.dumps(asdict(self.mine)))
+        except OSError as error:  # a full disk must not end a run
+            logger.debug("%s: %s", self.folder, error)
+
+
+def _name(rank: int, each: Heartbeat) -> str:
+    return f"rank {rank} (process {each.pid} on {each.host})"
+
+
+def _state_of(pid: int) -> str | None:
+    try:
+        return {psutil.STATUS_ZOMBIE: _GONE, psutil.STATUS_STOPPED: _STOPPED}.get(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return _GONE
 
 
 class Watchdog(threading.Thread):
@@ -52,25 +227,16 @@ class Watchdog(threading.Thread):
     Without a collective, a late rank is only named: it may be reading rows, or waiting for its disk.
 
     Args:
-        ranks: of the run.
-        patience_s: without any progress.
         log: file of this rank.
         ask: asks the main thread to stop, if it has nothing to save.
         end: reports message and state (failed by default), and ends the process.
-
-    Attributes:
-        progress: of this rank.
     """
 
     def __init__(
         self, ranks: Ranks, patience_s: float, log: Path, ask: Callable[[], None], end: Callable[..., None]
     ) -> None:
         super().__init__(daemon=True, name="watchdog")
-        self.ranks = ranks
-        self.patience_s = patience_s
-        self.log = log
-        self.ask = ask
-        self.end = end
+        self.ranks, self.patience_s, self.log, self.ask, self.end = ranks, patience_s, log, ask, end
         self.progress = OWN_PROGRESS
         self.progress.passed("the start")  # imports took time on its clock
         self._reported_step, self._reported_at = 0, 0.0
@@ -140,94 +306,3 @@ class Watchdog(threading.Thread):
         )
         with self.log.open("a", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-
-
-run_logger = logging.getLogger("indictune")
-
-
-class SupervisedRun(Run):
-    """A run with its lock, log and watchdog.
-
-    Attributes:
-        ranks: of the run.
-        started: when this process began, in seconds since 1970. Reports from before are not of this run.
-        killed_before: processes that the kernel had killed for lack of memory when the run began.
-        watchdog: of this rank; None for one process, and before `open`.
-        end: reports how the run ended, and ends the process, whatever its main thread does.
-    """
-
-    watchdog: Watchdog | None = None
-    end: Callable[..., None]
-
-    def __init__(self, recipe: Recipe, rank: int) -> None:
-        super().__init__(recipe, rank)
-        self._lock: object = None
-        self._launch_name = process_group.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
-        self.killed_before = killed_processes()
-        self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
-        # psutil (7) may be a second early, and a lone process would take the report of the command before for its own.
-        self.started = psutil.Process().create_time() if self.ranks.world_size > 1 else time.time()
-
-    def open(self, replaceable: Collection[str]) -> None:
-        """Lock the folder and start this rank's log, unless the recipe is refused already.
-
-        Args:
-            replaceable: files of an earlier command of this kind, which this one may overwrite.
-
-        Raises:
-            UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
-                what it does not say is not missing.
-        """
-        if not self.recipe.is_read:
-            self.recipe.problems.raise_any()
-        asked = self.recipe.values.get("resume_from_checkpoint")
-        with self.recipe.problems.collecting():
-            if not self.is_named and not replaceable:  # such a command has a folder of its own
-                raise UserError("output-dir-missing", "--output_dir")
-            run_folder.check_folder(self.output_dir)
-            run_folder.check_free(self.output_dir, asked, replaceable)
-        if self.recipe.problems:
-            if self.rank != 0:
-                run_logger.addHandler(logging.NullHandler())  # else logging prints warnings, on every rank
-            return
-        try:
-            self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
-            tempfile.TemporaryFile(dir=self.output_dir).close()  # its lock may be writable all the same
-            wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
-            if self.rank == 0:
-                self.lock_folder()
-                run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
-                (self.output_dir / run_folder.STATUS).unlink(missing_ok=True)
-            log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
-            self.results, self.console = log.results, log.console
-            self.stop_request.report_to = log.descriptors
-            self.ranks.begin()
-            if self.ranks.world_size > 1:
-                self._start_watchdog(log.path)
-        except OSError as error:
-            flag = "--output_dir"
-            raise UserError("folder-not-writable", flag, self.output_dir, reason=error.strerror) from error
-
-    def lock_folder(self) -> None:
-        self._lock = lock_run_folder(self.output_dir, self._launch_name)
-
-    def _start_watchdog(self, log: Path) -> None:
-        """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
-        timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
-        self.watchdog = Watchdog(self.ranks, max(1, timeout_s) / 2, log, self.stop_request.ask, self.end)
-        self.watchdog.start()
-
-    @property
-    def owns_folder(self) -> bool:
-        """Whether no other run writes to the folder, as far as this machine's kernel knows."""
-        return of_another_launch(self.output_dir, self._launch_name) is None
-
-    def reported(self) -> dict[str, str]:
-        """`status.json`, if a rank reported since this process began that the run did not end well."""
-        status = run_folder.status_since(self.output_dir, self.started) if self.is_named else {}
-        return {} if status.get("state") == "ok" else status
-
-    def lost(self) -> dict[int, str]:
-        """A sentence for each other rank that this one waits for: it is dead or late."""
-        late = {} if self.watchdog is None else self.watchdog.waits_for()
-        return late | self.ranks.dead()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,9 +41,8 @@ class NonFinite:
         loss: summed over the micro-batches since the last `take`: a scalar on the device; None before the first.
     """
 
-    def __init__(self) -> None:
-        self._flag: torch.Tensor | None = None
-        self.loss: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+    _flag: torch.Tensor | None = None
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note a micro-batch's share of the step's loss."""
@@ -69,11 +68,9 @@ class NonFinite:
 
 
 class CollectiveFlags:
-    """Flags combined over all ranks, and copied from the device to the host while the next step or batch runs.
+    """Flags of this rank, known to the host or scalars on its device, combined over all ranks.
 
-    Args:
-        flags: of this rank, known to the host or scalars on the device.
-        device: that this rank computes on.
+    They are copied to the host while the next step or batch runs.
     """
 
     def __init__(self, *flags: bool | torch.Tensor, device: torch.device) -> None:
@@ -82,13 +79,12 @@ class CollectiveFlags:
         combined = torch.stack(known).int()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined, op=torch.distributed.ReduceOp.MAX)
-        self._copied = torch.Event(combined.device) if combined.device.type != "cpu" else None
-        if self._copied is None:
-            self._on_host = combined
-        else:  # into pinned memory, because a copy to any other waits
-            self._on_host = torch.empty_like(combined, device="cpu", pin_memory=True).copy_(
-                combined, non_blocking=True
-            )
+        self._copied: torch.Event | None = None
+        self._on_host = combined
+        if combined.device.type != "cpu":  # into pinned memory, because a copy to any other waits
+            pinned = torch.empty_like(combined, device="cpu", pin_memory=True)
+            self._on_host = pinned.copy_(combined, non_blocking=True)
+            self._copied = torch.Event(combined.device)
             self._copied.record()
 
     def read(self) -> list[bool]:
@@ -102,27 +98,23 @@ FILE = "nonfinite.jsonl"
 _ROWS_IN_MESSAGE = 5  # the record has all rows
 
 
+@dataclass
 class BadSteps:
-    """Bad steps with their rows, written to `nonfinite.jsonl`.
-
-    Args:
-        batches: gives the rows of a step.
-        row_location: of a training row: `file:line`.
-        path: of the record; None on ranks that write none.
-        strategy: of the run, in the names of `accelerate_configs/`.
+    """Bad steps with their rows.
 
     Attributes:
+        batches: give the rows of a step.
+        row_location: of a training row: `file:line`.
+        record: `nonfinite.jsonl`; None on ranks that write none.
+        strategy: of the run, in the names of `accelerate_configs/`.
         count: of the steps that were left out, earlier starts of the run included.
     """
 
-    def __init__(
-        self, batches: TrainingBatches, row_location: Callable[[int], str], path: Path | None, strategy: str
-    ) -> None:
-        self.batches = batches
-        self.row_location = row_location
-        self.record = None if path is None else Record(path)
-        self.policies = " or ".join(leaves_bad_steps_out(strategy))
-        self.count = 0
+    batches: TrainingBatches
+    row_location: Callable[[int], str]
+    record: Record | None
+    strategy: str
+    count: int = 0
 
     def resume_after(self, step: int) -> None:
         """Drop the lines of later steps: they are trained again."""
@@ -144,16 +136,12 @@ class BadSteps:
         return ", ".join(places[:_ROWS_IN_MESSAGE]) + more
 
     def stop(self, code: str, step: int, loss: float | None, **details: Any) -> NonFiniteLossError:
-        """The error that ends the run at a step, whose rows it records.
+        """The error, by its code in `errors.toml`, that ends the run at a step, whose rows it records.
 
-        Args:
-            code: of the error in `errors.toml`.
-            step: that is bad.
-            loss: of the step, over all ranks; None if it is not to blame.
-            details: of the error.
+        `loss` is the mean over all ranks, or None if it is not to blame.
         """
-        rows = self.note(step, "stop", loss)
-        details = {"step": step, "loss": loss, "rows": rows, "policies": self.policies, **details}
+        rows, policies = self.note(step, "stop", loss), " or ".join(leaves_bad_steps_out(self.strategy))
+        details |= {"step": step, "loss": loss, "rows": rows, "policies": policies}
         return NonFiniteLossError(str(problem(code, "--on_nonfinite", **details)))
 
 

@@ -15,23 +15,17 @@ from indictune import upstream
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
-from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
+from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
-    """Trains a causal language model to give answers. The loss is TRL's, in pieces that never hold all logits.
+    """Trains a causal language model, or an adapter on one, to give answers.
 
-    Args:
-        model: a causal language model, or an adapter on one.
-        args: with `gradient_accumulation_steps` already decided.
-        train_dataset: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` too.
-        eval_dataset: likewise, with `language` and never packed; or None.
-        tokenizer: saved with the model.
-        padded: whether the rows of a training micro-batch are padded; packs never are.
-        context: the trainer's run.
+    The loss is TRL's, in pieces that never hold all logits. The arguments are those of `ExactTrainer`. Packed training
+    rows have a column `seq_lengths` too, and are never padded.
     """
 
     args: LlamaTrainingArguments
@@ -46,7 +40,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         padded: bool = True,
         context: RunContext | None = None,
     ) -> None:
-        context = context or RunContext()
         padded = padded and "seq_lengths" not in train_dataset.column_names
         self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
         collator = self.objective.collator(evaluating=False)
@@ -56,7 +49,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
-        upstream.count_tokens_once(self, context.launch.axes.tensor)
+        upstream.count_tokens_once(self, self.launch.axes.tensor)
         if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
             of_text.router_aux_loss_coef = balances
         if not padded:

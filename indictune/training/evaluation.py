@@ -26,8 +26,7 @@ from indictune.distributed import collectives
 from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import has_prepared_model
@@ -120,8 +119,7 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
 
 
 def _next_token(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    token: Tensor = model(**inputs, use_cache=False).logits[:, -1:].argmax(-1)
-    return token
+    return cast(Tensor, model(**inputs, use_cache=False).logits[:, -1:].argmax(-1))
 
 
 def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
@@ -168,12 +166,7 @@ def _score_of_some(
 
 
 def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
-    """The loss, and the metric that compares checkpoints: if that is the loss too, the first other one.
-
-    Args:
-        trainer: in training.
-        metrics: of its validation rows, without a prefix, the main ones first.
-    """
+    """The loss, and the metric that compares checkpoints: if that is the loss too, the first other of the metrics."""
     asked = asked_metric(trainer)
     names = ["loss", *([asked] if asked != "loss" else [name for name in metrics if name != "loss"][:1])]
     listed = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
@@ -222,13 +215,12 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
 def prepared_model(trainer: TaskTrainer) -> nn.Module:
     """The model. accelerate prepares it, if no training has done so."""
     assert trainer.model is not None
-    accelerator = trainer.accelerator
     if trainer.is_deepspeed_enabled and trainer.deepspeed is None:
         deepspeed_init(trainer, num_training_steps=0, inference=True)  # type: ignore[no-untyped-call]
-    if has_prepared_model(accelerator):
+    if has_prepared_model(trainer.accelerator):
         return trainer.model
-    if not trainer.is_deepspeed_enabled:
-        trainer.model_wrapped = accelerator.prepare_model(trainer.model, evaluation_mode=True)
-        return trainer.model_wrapped
-    trainer.model_wrapped = trainer.deepspeed = accelerator.prepare(trainer.model)
+    if trainer.is_deepspeed_enabled:
+        trainer.model_wrapped = trainer.deepspeed = trainer.accelerator.prepare(trainer.model)
+    else:
+        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
     return trainer.model_wrapped

@@ -29,10 +29,10 @@ from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism, settle_buckets
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
-from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
+from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Batch, Objective
-from indictune.training.bad_steps import BadSteps
+from indictune.training.bad_steps import BadSteps, NonFinite
 from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 from indictune.upstream import unlogged_loss_of
@@ -44,13 +44,12 @@ class ExactTrainer(TaskTrainer):
     """A Trainer whose result does not depend on how the run is distributed.
 
     Args:
-        model: to train or to evaluate.
         args: with `gradient_accumulation_steps` already decided.
         train_dataset: columns `input_ids`, `labels`, `length`; None to evaluate only.
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
-        context: the trainer's run.
+        context: of the run; None without one.
         settings: of the Trainer.
     """
 
@@ -62,20 +61,20 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         padded: bool,
-        context: RunContext,
+        context: RunContext | None,
         **settings: Any,
     ) -> None:
-        launch = context.launch
-        self.parallelism, self.padded = Parallelism(model, launch, args), padded
-        super().__init__(
-            context,
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=tokenizer,
-            **settings,
-        )
+        context = context or RunContext()
+        self.launch, self.stop_request, self.samples = context.launch, context.stop_request, context.samples
+        self.trusts_checkpoint, self.validation_origins = context.trusts_checkpoint, context.validation_origins
+        self.parallelism = Parallelism(model, context.launch, args)
+        self.nonfinite, self.detailed_metrics = NonFinite(), {}
+        data: dict[str, Any] = {
+            "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
+            "processing_class": tokenizer,
+        }
+        super().__init__(model=model, args=args, **data, **settings)
         self.parallelism.set_up(self)
         devices.undo_tf32_of_accelerate(args)
         self.add_callback(KeepRecords(self))
@@ -86,12 +85,13 @@ class ExactTrainer(TaskTrainer):
                 lengths=lengths_of(train_dataset),
                 global_batch_size=args.global_batch_size,
                 accumulation_steps=args.gradient_accumulation_steps,
-                rank=launch.data_rank,
-                world_size=launch.data_size,
+                rank=self.launch.data_rank,
+                world_size=self.launch.data_size,
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
             )
-            self.bad_steps = BadSteps(self.batches, context.row_location, context.bad_steps_path, launch.strategy)
+            strategy = context.launch.strategy
+            self.bad_steps = BadSteps(self.batches, context.row_location, context.bad_steps, strategy)
             self.throughput = Throughput(self.batches)
             self.add_callback(EpochShuffle(self.batches))
             self.add_callback(self.throughput)
@@ -130,10 +130,7 @@ class ExactTrainer(TaskTrainer):
         return loss
 
     def evaluate(
-        self,
-        eval_dataset: Dataset | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Dataset | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Score every row once: the Trainer averages losses over batches, which depends on the number of processes
         (trl 1.16: 3.7251 on one, 3.7283 on two).
@@ -195,15 +192,8 @@ class ExactTrainer(TaskTrainer):
         self.check_weights()
         self.store_flos()
         loss, since_step = unlogged_loss_of(self)
-        self.checkpoints.save(
-            Counters(
-                loss=loss,
-                since_step=since_step,
-                task=self.unlogged(),
-                left_out=self.bad_steps.count,
-                throughput=self.throughput.counted(),
-            )
-        )
+        task, throughput = self.unlogged(), self.throughput.counted()
+        self.checkpoints.save(Counters(loss, since_step, task, self.bad_steps.count, throughput))
         # At the end of an epoch an evaluation or a save may be due: the run stops after it.
         if self.stop_request.agreed and not self.stop_request.epoch_ends:
             raise self._stopped()
@@ -230,17 +220,8 @@ class ExactTrainer(TaskTrainer):
             from indictune.checkpoint.snapshots import Snapshots
 
             snapshots = Snapshots(self.args)
-        state = self._train_state()
-        self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
-        # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
-        self.stop_request.wait_for_the_step()
-        if resume_from_checkpoint is not None:
-            self.checkpoints.state.restore(Path(resume_from_checkpoint))
-        return prepared
-
-    def _train_state(self) -> TrainState:
         assert self.lr_scheduler is not None
-        return TrainState(
+        state = TrainState(
             model=ModelState.of(self, self.parallelism.pipeline),
             scheduler=self.lr_scheduler,
             scaler=self.accelerator.scaler,
@@ -248,6 +229,12 @@ class ExactTrainer(TaskTrainer):
             exportable=self._exportable,
             save_model=lambda folder: self.save_model(str(folder), _internal_call=True),
         )
+        self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
+        # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
+        self.stop_request.wait_for_the_step()
+        if resume_from_checkpoint is not None:
+            self.checkpoints.state.restore(Path(resume_from_checkpoint))
+        return prepared
 
     def _exportable(self) -> list[ExportableState]:
         candidates: list[Any] = [*self.callback_handler.callbacks, self.control]
@@ -293,9 +280,7 @@ class IndicTrainer(ExactTrainer):
         padded: bool = True,
         context: RunContext | None = None,
     ) -> None:
-        self.objective = objective
-        context = context or RunContext()
-        loss = objective.loss
+        self.objective, loss = objective, objective.loss
 
         def recorded_loss(*args: Any, **settings: Any) -> Any:
             OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import save
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.recipe import configuration_of
-from indictune.credentials import without_tokens
+from indictune.console_text import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, devices, sharding
 from indictune.evaluation.breakdown import SPLITS
@@ -47,10 +47,8 @@ _BLOCKS = {split: block for block, split in SPLITS.items()}
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
 
-    It is written to a folder there, given to nodes with separate disks, read again, and then moved into place.
-
-    Returns:
-        Names of the saved files, on ranks that write files.
+    It is written to a folder there, given to nodes with separate disks, read again, and then moved into place. Ranks
+    that write files get the names of the saved ones.
 
     Raises:
         SavedModelError: it is not the trained one.
@@ -123,7 +121,9 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
-    if wants_baseline(run, findings):
+    assert run.plan is not None
+    has_labels = any(each.kind == "single_label" for each in findings.breakdowns.values())  # one each, on rank 0
+    if run.plan.configuration.get("baseline") and has_labels:  # of a task that has the flag
         split = "validation" if tokens.test is None else "test"
         scored = trainer.eval_dataset if tokens.test is None else tokens.test
         add_baseline(run, tokens, split, scored, findings.results[0])
@@ -149,24 +149,12 @@ def report_run(run: Run, texts: bool) -> None:
         run.show(f"Open {path} in a browser: curves, scores, mistakes.")
 
 
-def wants_baseline(run: Run, findings: Findings) -> bool:
-    """Whether this process compares the model with the baseline: `--baseline`, and one label a text."""
-    assert run.plan is not None
-    asked = run.plan.configuration.get("baseline", False)  # of a task that has the flag
-    return asked and any(each.kind == "single_label" for each in findings.breakdowns.values())
-
-
 def evaluate_split(
     trainer: ExactTrainer, findings: Findings, dataset: Dataset, split: str, origins: Origins | None
 ) -> dict[str, Any]:
-    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it.
+    """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
 
-    Args:
-        trainer: with the model that was saved.
-        findings: get the predictions and scores.
-        dataset: the tokenised rows.
-        split: `validation` or `test`.
-        origins: of the rows, if the task knows them.
+    All ranks must call it. `findings` get the predictions and scores.
     """
     objective, run, name = trainer.objective, findings.run, _BLOCKS[split]
     objective.keeps_scores = True
@@ -177,8 +165,7 @@ def evaluate_split(
         run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
     run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")
     assert results is not None
-    samples = trainer.samples
-    written = trainer.written if samples is not None and samples.split == split else None
+    written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
     findings.add(objective, name, dataset, results, origins, written)
     if written is not None:
         block |= {score: estimate.value for score, estimate in written.overall.scores.items()}

@@ -25,7 +25,8 @@ from indictune.errors import Problems
 from indictune.models.active_vocabulary import active_embedding
 from indictune.tasks.protocol import Tokens
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.versions import __version__, code_digest, versions_of
+from indictune.upstream import versions_of
+from indictune.versions import __version__, code_digest
 
 # Names of files may differ between nodes: their content is compared. Launchers give each rank its own --local_rank.
 _FILES = (
@@ -48,19 +49,12 @@ def check_ranks_agree(
 ) -> None:
     """Refuse to train if a rank has other rows or flags than rank 0. All ranks must call it.
 
-    Each rank takes its micro-batches from its own rows: some rows would be trained on twice and others never.
-
-    Args:
-        trainer: of the run, before it trains.
-        test: rows that are evaluated after the training, or None.
-        given: the flags of this rank, by field.
-        in_files: the contents of files that flags name.
+    Each rank takes its micro-batches from its own rows: some rows would be trained on twice and others never. `given`
+    are the flags of this rank, by field, and `in_files` the contents of files that flags name.
 
     Raises:
         UserError: on all ranks, with all differences.
     """
-    if trainer.args.world_size == 1:
-        return
     values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
     values |= flags_of_steps(given, in_files)
     launch, timeout_s = trainer.parallelism.launch, trainer.args.ddp_timeout

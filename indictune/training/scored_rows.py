@@ -20,8 +20,7 @@ from indictune.evaluation.comparison import compare, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, PREDICTIONS, LineFile, json_line, write_json
 from indictune.hub.public_text import without_folders
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Origins, Tokens
 
 _ROWS_AT_ONCE = 10_000
@@ -29,9 +28,6 @@ _ROWS_AT_ONCE = 10_000
 
 class Findings:
     """The files of a run's or a command's evaluations, which rank 0 writes.
-
-    Args:
-        run: its folder gets them.
 
     Attributes:
         breakdowns: of the evaluations so far, by split.
@@ -65,15 +61,9 @@ class Findings:
         origins: Origins | None,
         written: Breakdown | None = None,
     ) -> None:
-        """Add an evaluation.
+        """Add the evaluation `eval` or `test` of tokenised rows, with what the objective measured, in their order.
 
-        Args:
-            objective: that has scored the rows and kept the scores.
-            split: `eval` or `test`.
-            dataset: the tokenised rows.
-            results: of them, in their order.
-            origins: of the rows, if the task knows them.
-            written: scores of answers that the model wrote to some of the rows.
+        The objective has kept the scores. `written` are those of answers that the model wrote to some of the rows.
         """
         if self._lines is None:
             return
@@ -118,17 +108,14 @@ def digest(text: str) -> str:
 def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """What `metrics.json` says of the training rows: their number, languages and labels, and the notes on all rows.
 
-    It names no folder.
-
-    Args:
-        tokens: of the run.
-        config: of the model, with the label names of a classifier.
-        given: what the user chose, which names files.
+    It names no folder. `config` has the label names of a classifier, and `given` the files that the user named.
     """
     train = tokens.train
     values = [value for name, value in given.items() if name.endswith(("_file", "_files", "dataset_name"))]
     paths = [str(each) for value in values for each in (value if isinstance(value, list) else [value])]
-    counts: dict[str, Any] = {"rows": _row_count(train)}
+    # A packed row of chats holds several. A long text in several windows is one.
+    count = sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)
+    counts: dict[str, Any] = {"rows": count}
     if "language" in train.column_names:
         counts["languages"] = dict(sorted(Counter(train["language"][:]).items()))
     if str(getattr(train.features.get("labels"), "dtype", "")).startswith("int"):  # one label a row
@@ -137,25 +124,15 @@ def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[st
     return counts | {"notes": [without_folders(note, paths) for note in tokens.notes]}
 
 
-def _row_count(train: Dataset) -> int:
-    """A packed row of chats holds several. A long text in several windows is one."""
-    return sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)
-
-
 MAX_CHARACTERS = 2_000_000  # some 10 seconds on one CPU core
 MIN_ROWS = 100  # fewer training rows say nothing of a model
-_NGRAMS = (2, 5)
 
 
 def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:
     """Train the baseline, write `baseline.json`, and show it next to the model; one process calls it.
 
-    Args:
-        run: its folder gets the file.
-        tokens: of the run, with one label a row.
-        split: that is scored, `validation` or `test`.
-        dataset: its tokenised rows.
-        predicted: class ids by the model, int [rows].
+    `dataset` has the rows of the scored split, `validation` or `test`, with one label each, and `predicted` the class
+    ids by the model, int [rows].
     """
     if len(tokens.train) < MIN_ROWS:
         return
@@ -176,15 +153,12 @@ def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predict
     scores = f"macro_f1 {found.overall.first:.4f}, the model's {found.overall.second:.4f}"
     first = f"baseline, {content['model']} ({seconds:.1f} s): {scores}"
     less = [
-        f"{what} {count:,} of {whole:,} {name} rows"
-        for what, name, count, whole in (
-            ("It learned", "training", rows["train_rows"], rows["of_train_rows"]),
-            ("Both labelled", split, rows["rows"], rows["of_rows"]),
-        )
-        if count < whole
+        f"{what} {chosen.sum():,} of {len(chosen):,} {name} rows."
+        for what, name, chosen in (("It learned", "training", learned), ("Both labelled", split, labelled))
+        if not chosen.all()
     ]
     sentence = verdict(found, ("the baseline", "the model")).partition("\n")[0]
-    run.show("\n".join([f"\n{first}", *(f"{each}." for each in less), sentence[0].upper() + sentence[1:]]))
+    run.show("\n".join([f"\n{first}", *less, sentence[0].upper() + sentence[1:]]))
 
 
 def chosen_rows(texts: Iterable[str]) -> np.ndarray:
@@ -199,18 +173,12 @@ def chosen_rows(texts: Iterable[str]) -> np.ndarray:
 def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterable[str]) -> np.ndarray:
     """What a logistic regression on TF-IDF of character n-grams, 2 to 5 within words, predicts.
 
-    Args:
-        texts: to learn from.
-        labels: of these, int [texts].
-        others: to label.
-
-    Returns:
-        Class ids, int [others].
+    It learns from texts and labels, int [texts], and gives class ids, int [others].
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
     from sklearn.linear_model import LogisticRegression
 
-    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=_NGRAMS, sublinear_tf=True, min_df=2, dtype=np.float32)
+    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
     features = ngrams.fit_transform(texts)
     model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
     predicted: np.ndarray = model.predict(ngrams.transform(others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,28 +22,38 @@ from transformers import (
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import compatibility, resume, store
-from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
+from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.flag_table import PARITY_TRACE
+from indictune.config.command_line import PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
+from indictune.data import labels
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
-from indictune.distributed import collectives, process_group, sharding, strategy
+from indictune.distributed import collectives, process_group, sharding, strategy, zero
 from indictune.distributed.devices import check_cpu_time, split_batch
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy import check_strategy
 from indictune.errors import Problem, Problems
-from indictune.files import AUTO, HEALTH, METRICS, RECIPE, write_json, write_yaml
+from indictune.files import (
+    AUTO,
+    HEALTH,
+    METRICS,
+    NOTHING_TO_DO,
+    RECIPE,
+    Record,
+    is_finished,
+    write_json,
+    write_yaml,
+)
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Task, Tokens
 from indictune.training import bad_steps
 from indictune.training.callbacks.every_step import CheckDivergence, StepFlags, TrainLog
@@ -53,19 +64,22 @@ from indictune.upstream import end_training
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from indictune.distributed.agreement import Values
-
 logger = logging.getLogger("indictune")
 
+_ROWS_TIMEOUT_S = 12 * 3600.0  # a node with its own disk may prepare its rows alone
 
+Data = TypeVar("Data", bound=RowArguments)
+Training = TypeVar("Training", bound=IndicTrainingArguments)
+
+
+@dataclass(eq=False)
 class LoadBest(TrainerCallback):
     """Commits the last checkpoint, then loads the best one.
 
     The Trainer (5.23) would load the best before that, and delete the last checkpoint before the model is saved.
     """
 
-    def __init__(self, trainer: ExactTrainer) -> None:
-        self.trainer = trainer
+    trainer: ExactTrainer
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.checkpoints.end()
@@ -84,7 +98,7 @@ class ReportProgress(TrainerCallback):
 
 def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) -> None:
     """Add the callbacks that the run asks for. Code of the others is not imported."""
-    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
+    trainer.add_callback(TrainLog(Record(plan.output_dir / "train_log.jsonl"), trainer.throughput))
     trainer.add_callback(StepFlags(trainer))
     if every := trainer.args.divergence_check_steps:
         if trainer.args.world_size > 1:
@@ -108,17 +122,11 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
     if trace := os.environ.get(PARITY_TRACE):
         from indictune.training.callbacks.parity_trace import ParityTrace
 
-        trainer.add_callback(ParityTrace(trainer, Path(trace)))
+        trainer.add_callback(ParityTrace(trainer, Record(Path(trace))))
     if trainer.args.profile_steps:
         from indictune.training.callbacks.profile_steps import ProfileSteps
 
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))
-
-
-_ROWS_TIMEOUT_S = 12 * 3600.0  # a node with its own disk may prepare its rows alone
-
-Data = TypeVar("Data", bound=RowArguments)
-Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
 def meet_nodes(plan: AnyPlan) -> list[Problem]:
@@ -131,17 +139,15 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
     from indictune.distributed import agreement
     from indictune.training.rank_consistency import values_of_node
 
-    def values() -> Values:
-        in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
-        return values_of_node(plan, in_files or {})
-
+    in_files = Problems().attempt(flag_contents, plan) or {}  # the preflight reports a file that is missing
+    values = partial(values_of_node, plan, in_files)
     return agreement.agree("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
     """The whole plan, with what follows from the tokens: `--max_length`, the split of the batch, no evaluations.
 
-    `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
+    `padded` says whether rows are padded to the longest of their micro-batch.
 
     Raises:
         UserError: the rows pass a limit of their health, a CPU would take hours, a row is too long, or the strategy
@@ -179,12 +185,11 @@ def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Trai
 
         values = partial(values_of_rows, tokens)
         Problems(agreement.agree("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
-    has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
-    if has_validation:
+    if tokens.validation is not None:
         Problems(check_metric_of_rows(str(plan.training.metric_for_best_model), tokens)).raise_any()
     else:
-        Problems(check_evaluations(plan, has_validation)).raise_any()
+        Problems(check_evaluations(plan, has_validation=False)).raise_any()
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     args = bring_up(plan, run)
     if args.world_size > 1:
@@ -241,7 +246,7 @@ def context_of(plan: AnyPlan, run: Run, tokens: Tokens) -> RunContext:
         stop_request=run.stop_request,
         trusts_checkpoint=plan.model.trust_checkpoint,
         row_location=tokens.row_location,
-        bad_steps_path=plan.output_dir / bad_steps.FILE if run.rank == 0 else None,
+        bad_steps=Record(plan.output_dir / bad_steps.FILE) if run.rank == 0 else None,
         validation_origins=tokens.origins.get("validation"),
         samples=tokens.samples,
     )
@@ -257,10 +262,7 @@ def make_trainer(
     padded: bool,
     context: RunContext,
 ) -> ExactTrainer:
-    """The trainer of an objective: TRL's, which has its own loss, for an objective without one.
-
-    The arguments are those of `IndicTrainer`. TRL's trainer asks for training rows to evaluate too.
-    """
+    """The trainer of an objective: TRL's for one without a loss, which asks for training rows to evaluate too."""
     if objective.loss is not None:
         return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, context)
     from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
@@ -270,10 +272,7 @@ def make_trainer(
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
-    """Start the process group, on a CPU if there is no GPU, and check that it is the one asked for.
-
-    Returns:
-        The training arguments, as transformers has completed them.
+    """Start the process group, on a CPU if there is no GPU; returns the training arguments, completed by transformers.
 
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
@@ -291,8 +290,11 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
-    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside."""
-    output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
+    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside.
+
+    A run that is finished on some disks only resumes from its last checkpoint, and finishes on all.
+    """
+    output_dir, trusts, asked = plan.output_dir, plan.model.trust_checkpoint, plan.training.resume_from_checkpoint
     args.save_on_each_node = args.world_size > 1 and not collectives.disk_is_shared(output_dir, args)
     if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
         run.lock_folder()  # on the disk of a node without rank 0
@@ -300,15 +302,16 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
         store.remove_leftovers(output_dir)
     if args.world_size > 1:
         collectives.barrier()
-    asked = plan.training.resume_from_checkpoint
-    end_if_finished(output_dir, asked)
+    if asked == AUTO and all(collectives.gather_from_all(is_finished(output_dir))):
+        raise Finished(f"{output_dir}: {NOTHING_TO_DO}")
     disks_group = collectives.group_of_disks(args) if args.save_on_each_node else None
     if args.snapshot_steps:
         from indictune.checkpoint import snapshots
 
         snapshots.bring_to_disk(args, asked == AUTO, disks_group)
-    reader = AllRanksReader(args, trusts, disks_group)
-    point = choose_resume_point(output_dir, asked, reader)
+    if asked is None:
+        return ResumePoint()
+    point = choose_resume_point(output_dir, asked, AllRanksReader(args, trusts, disks_group))
     run.warn(point.warnings)
     for each in filter(None, (point.checkpoint, point.best)):
         resume.check_trusted(each, output_dir, trusts)
@@ -322,8 +325,18 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 
 
 def flag_contents(plan: AnyPlan) -> compatibility.Content:
-    """The values in files that flags name, as far as they change the steps."""
-    return compatibility.read_flag_files(plan.configuration, plan.launch.deepspeed)
+    """The values in files that flags name, as far as they change the steps.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    found: compatibility.Content = {}
+    weights = plan.configuration.get("class_weights")
+    if weights not in (None, labels.BALANCED):
+        found["class_weights"] = labels.read_file(weights)
+    if plan.launch.deepspeed is not None:
+        found["deepspeed"] = zero.settings_of_steps(plan.launch.deepspeed)
+    return found
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: ResumePoint) -> None:
@@ -331,18 +344,22 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
 
     A finished run that is resumed by name is no longer finished: `metrics.json`, its mark, is removed.
     """
-    if args.should_save:
-        whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
-        (plan.output_dir / METRICS).unlink(missing_ok=True)
+    if not args.should_save:
+        return
+    whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
+    (plan.output_dir / METRICS).unlink(missing_ok=True)
+    if point.checkpoint is not None:
         whole |= compatibility.kept_settings(point.checkpoint)
-        write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
-        compatibility.write_flag_contents(plan.output_dir, flag_contents(plan))
+    write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
+    contents, file = flag_contents(plan), plan.output_dir / compatibility.FLAG_FILES
+    if contents:
+        write_json(file, contents)
+    else:
+        file.unlink(missing_ok=True)
 
 
 def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
     """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
-
-    `recipe.yaml` records the plan once nothing can refuse the run any more, and `health.json` the rows.
 
     Raises:
         UserError: the checkpoint, or another rank, has other rows.

@@ -30,6 +30,7 @@ from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.data.languages import scripts_of
 from indictune.distributed import collectives, sharding
 from indictune.distributed.parallelism import Parallelism
+from indictune.files import Record
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import SignalIgnoringContext, Stopped, StopRequest
@@ -51,11 +52,9 @@ class RunContext:
     """What a trainer knows of its run beside model, rows and objective. By default it is a trainer without a run.
 
     Attributes:
-        launch: of the run.
-        stop_request: asks the training to stop.
         trusts_checkpoint: `--trust_checkpoint`: read pickles of checkpoints.
         row_location: the `file:line` of a training row, given by its number.
-        bad_steps_path: of the record of bad steps; None on ranks that write none.
+        bad_steps: the record of bad steps; None on ranks that write none.
         validation_origins: where the validation rows come from, if known.
         samples: conversations that the model answers.
     """
@@ -64,7 +63,7 @@ class RunContext:
     stop_request: StopRequest = field(default_factory=StopRequest)
     trusts_checkpoint: bool = False
     row_location: Callable[[int], str] = str
-    bad_steps_path: Path | None = None
+    bad_steps: Record | None = None
     validation_origins: Origins | None = None
     samples: Samples | None = None
 
@@ -75,6 +74,11 @@ class TaskTrainer(Trainer):
     args: IndicTrainingArguments
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
+    launch: Launch  # this and the next four as in `RunContext`
+    stop_request: StopRequest
+    trusts_checkpoint: bool
+    samples: Samples | None
+    validation_origins: Origins | None
     objective: Objective
     batches: TrainingBatches
     bad_steps: BadSteps
@@ -87,13 +91,6 @@ class TaskTrainer(Trainer):
     has_begun = False  # the training
     written: Breakdown | None = None  # scores of its answers
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
-
-    def __init__(self, context: RunContext, **settings: Any) -> None:
-        self.launch, self.stop_request = context.launch, context.stop_request
-        self.trusts_checkpoint, self.samples = context.trusts_checkpoint, context.samples
-        self.validation_origins = context.validation_origins
-        self.nonfinite, self.detailed_metrics = NonFinite(), {}
-        super().__init__(**settings)
 
     def unlogged(self) -> dict[str, Any]:
         """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""
@@ -134,9 +131,7 @@ class TaskTrainer(Trainer):
     def look_for_stop(self, what: str, at_once: bool = False) -> None:
         """Stop if a rank was asked to in the previous call, unless that would lose the step. So no rank waits.
 
-        Args:
-            what: the rest of the message: what was done, and what a resumed run does.
-            at_once: wait for the other ranks now, because a long step follows.
+        `what` was done, and what does a resumed run? `at_once`: wait for the other ranks now, for a long step follows.
 
         Raises:
             Stopped: on all ranks.
@@ -149,10 +144,7 @@ class TaskTrainer(Trainer):
             raise Stopped(f"stopped while {what}.")
 
     def on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a batch's tensors to the device, without waiting if the loader pins its memory.
-
-        The Trainer's own copy waits for each tensor (5.23, `_prepare_input`).
-        """
+        """Copy a batch's tensors to the device. The Trainer's own copy waits for each (5.23, `_prepare_input`)."""
         return {
             name: value.to(self.args.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
@@ -160,12 +152,8 @@ class TaskTrainer(Trainer):
 
     def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
         """Reads every row once over all ranks."""
-        batches = EvaluationBatches(
-            lengths_of(dataset),
-            self.args.per_device_eval_batch_size,
-            rank=self.launch.data_rank,
-            world_size=self.launch.data_size,
-        )
+        size, launch = self.args.per_device_eval_batch_size, self.launch
+        batches = EvaluationBatches(lengths_of(dataset), size, rank=launch.data_rank, world_size=launch.data_size)
         return self._loader(dataset, batches, self.objective.collator(evaluating=True))
 
     def _loader(
@@ -200,8 +188,7 @@ def drop_if_bad(trainer: TaskTrainer) -> None:
         trainer.nonfinite.loss = loss_here  # `StepFlags` reports it where fp16 has found no scale
         return
     trainer.checkpoints.finish()  # it was begun before that step
-    step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
-    loss = mean_over_ranks(loss_here)
+    step, action, loss = trainer.state.global_step + 1, trainer.args.on_nonfinite, mean_over_ranks(loss_here)
     count, limit = trainer.bad_steps.count, trainer.args.max_nonfinite_steps
     if count >= limit:
         raise trainer.bad_steps.stop("too-many-nonfinite-steps", step, loss, count=count, limit=limit)
@@ -209,10 +196,8 @@ def drop_if_bad(trainer: TaskTrainer) -> None:
     if action == "rollback":
         _roll_back(trainer, step, loss)
     rows = trainer.bad_steps.note(step, action, loss)
-    logger.warning(
-        "the loss or the gradient of step %d is NaN or infinite: %s; its loss was %.4g; its rows: %s",
-        *(step, action, loss, rows),
-    )
+    what = "the loss or the gradient of step %d is NaN or infinite: %s; its loss was %.4g; its rows: %s"
+    logger.warning(what, step, action, loss, rows)
 
 
 def _roll_back(trainer: TaskTrainer, step: int, loss: float) -> None:
@@ -236,15 +221,11 @@ def _roll_back(trainer: TaskTrainer, step: int, loss: float) -> None:
 
 
 def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) -> None:
-    """Write a model with what the library's saving leaves out. All ranks must call it.
+    """Write a model with what `save`, the library's saving into the same folder, leaves out. All ranks must call it.
 
     Rank 0 alone writes. The Trainer (5.23) would also write on other disks, where no rank has whole weights: it fails
-    with "KeyError", or writes empty tensors. `collectives.give_files` brings the model there.
-
-    Args:
-        trainer: of the model.
-        folder: is made on every disk. A checkpoint's may get shards later, in place of whole weights.
-        save: the library's saving, into `folder`.
+    with "KeyError", or writes empty tensors. `collectives.give_files` brings the model there. A checkpoint may get
+    shards later, in place of whole weights.
     """
     args, is_checkpoint = trainer.args, folder.name.startswith(store.PREFIX)
     if args.should_save:

@@ -17,7 +17,7 @@ from indictune.data.collation import PadToLongest
 from indictune.distributed import collectives, sharding
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.load import runs_own_code
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from indictune.training.exact_trainer import ExactTrainer
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from indictune.checkpoint import compatibility, store
 from indictune.checkpoint.compatibility import check_fits, kept_settings, resume_warnings
 from indictune.config.plan import Launch
 from indictune.errors import UserError
+from indictune.files import write_json
 from tests.checkpoint.test_store import write
 from tests.refusals import refused
 
@@ -146,7 +147,7 @@ class TestWarned:
         assert "--tf32 True, now None" in warning
 
     def test_of_the_content_of_files(self, checkpoint: Path) -> None:
-        compatibility.write_flag_contents(checkpoint, {"class_weights": {"no": 1.0, "yes": 2.0}})
+        write_json(checkpoint / compatibility.FLAG_FILES, {"class_weights": {"no": 1.0, "yes": 2.0}})
         (warning,) = resume_warnings(checkpoint, DDP, SETTINGS | {"class_weights": {"no": 1.0, "yes": 3.0}})
         assert "--class_weights yes=2.0, now yes=3.0" in warning
         assert resume_warnings(checkpoint, DDP, SETTINGS) == []

@@ -16,8 +16,10 @@ from indictune.checkpoint.resume import (
     can_load_best,
     choose_resume_point,
 )
+from indictune.preflight import checks
 from tests.checkpoint import test_store
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
+from tests.plans import plan_of
 from tests.refusals import refused
 
 FLAG = "--resume_from_checkpoint"
@@ -58,7 +60,7 @@ class TestAuto:
 
 def test_without_the_flag_a_run_starts_afresh(tmp_path: Path) -> None:
     write(tmp_path, 4)
-    assert choose_resume_point(tmp_path, None, DamageReader()) == ResumePoint()
+    assert checks._at_a_glance(plan_of(output_dir=str(tmp_path))) == ResumePoint()
 
 
 class TestANamedCheckpoint:

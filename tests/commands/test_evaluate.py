@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from indictune.cli import main
 from indictune.commands.evaluate import run_evaluate
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 from tests.refusals import refused
 from tests.training.tiny import tiny_llama
 

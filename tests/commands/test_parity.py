@@ -11,7 +11,7 @@ import pytest
 from indictune.commands import parity
 from indictune.commands.parity import Ended, exact_flags, run_parity
 from indictune.commands.train import Asked, read_asked
-from indictune.config.read_words import read_flags
+from indictune.config.command_line import read_flags
 from indictune.distributed.choose_launcher import Launcher, fitting_launcher
 from indictune.errors import UserError
 from tests.parity.test_compare import LOSSES, NORMS

@@ -15,7 +15,7 @@ import pytest
 
 from indictune.cli import main
 from indictune.commands.train import read_asked
-from indictune.config.flag_table import SCRIPTS, flags_of
+from indictune.config.command_line import SCRIPTS, flags_of
 from indictune.versions import recipes, strategies
 from tests.ranks.launching import ROOT, path, python, start
 
@@ -276,7 +276,7 @@ def test_a_script_answers_help_before_the_libraries_are_imported(empty: Path) ->
     done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "--lora_alpha" in done.stdout
-    assert "| indictune.config.flag_table" in done.stderr.replace("  ", "")
+    assert "| indictune.config.command_line" in done.stderr.replace("  ", "")
     assert re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE) is None
 
 

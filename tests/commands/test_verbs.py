@@ -12,7 +12,7 @@ import pytest
 
 from indictune.cli import USAGE, main
 from indictune.commands import VERBS
-from indictune.config.flag_table import STATUS_FILE
+from indictune.config.command_line import STATUS_FILE
 from tests.ranks.launching import ROOT, start
 
 

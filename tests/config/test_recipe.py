@@ -12,7 +12,7 @@ import yaml
 
 from indictune.commands.predict import PredictFlags
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.read_words import DECIDED, keep_command_line
+from indictune.config.command_line import DECIDED, keep_command_line
 from indictune.config.recipe import TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml

@@ -28,7 +28,7 @@ from indictune.data import cache
 from indictune.data.cache import build_once, content_digest, with_progress
 from indictune.data.load_rows import Splits, load_splits
 from indictune.errors import UserError, problem
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 from tests.refusals import refused
 
 # Adds a line to ./made when it begins, and takes a second.

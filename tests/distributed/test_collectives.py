@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore
 
 from indictune.distributed.collectives import barrier, gather_from_all, new_cpu_group
 from indictune.distributed.process_group import join
-from indictune.progress import OWN_PROGRESS
+from indictune.run import OWN_PROGRESS
 
 
 def test_only_meetings_of_all_ranks_are_recorded() -> None:

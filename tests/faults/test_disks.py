@@ -18,9 +18,9 @@ import pytest
 
 from indictune.checkpoint import store
 from indictune.cli import main
-from indictune.file_locks import RUN_LOCK
 from indictune.hub.publish import published
 from indictune.models.trusted_files import ADAPTER
+from indictune.supervise.run_folder import RUN_LOCK
 from tests.checkpoint.test_store import write
 from tests.conftest import FinishedRun
 from tests.faults.runs import AS_A_USER, EVALUATION, FAULTY, STEP, Job, best_step, environment

@@ -424,7 +424,7 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
 )
 def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
-    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.watchdog:SupervisedRun.open"
+    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.execute:SupervisedRun.open"
     events = f"{event}@{decide}:1@1+SLOW@{opened}:1@0"
     # Rank 1 waits up to 20 s for rank 0 to tell of it too.
     events += 5 * f"+SLOW@{decide}:1@0"

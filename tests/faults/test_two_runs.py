@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from indictune.checkpoint.store import UNFINISHED
-from indictune.file_locks import RUN_LOCK, lock_run_folder
+from indictune.supervise.run_folder import RUN_LOCK, lock_run_folder
 from tests.conftest import FinishedRun
 from tests.faults.runs import Job
 from tests.ranks.launching import torchrun
 
-RANK_1_IS_FIRST = "SLOW@indictune.supervise.watchdog:wait_for_other_launch:1@0"
+RANK_1_IS_FIRST = "SLOW@indictune.supervise.execute:wait_for_other_launch:1@0"
 
 
 def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:

@@ -27,11 +27,10 @@ from indictune.distributed.choose_launcher import Launcher
 from indictune.planning import hardware
 from indictune.planning.machine_failures import check_interfaces, compared, estimated, out_of_memory, smallest_change
 from indictune.planning.memory import Memory
-from indictune.progress import Progress
-from indictune.run import Run
+from indictune.run import Progress, Run
 from indictune.stop_signals import SIGNALS
 from indictune.supervise.execute import execute
-from indictune.supervise.heartbeat import Ranks
+from indictune.supervise.watchdog import Ranks
 from tests.conftest import FinishedRun
 from tests.plans import codes_of, plan_of
 from tests.ranks.launching import SCRIPT, accelerate, python, start

@@ -19,10 +19,9 @@ from indictune.config.recipe import read_recipe
 from indictune.run import Run
 from indictune.stop_signals import Stopped, StoppedBeforeFirstStep
 from indictune.supervise import execute as execute_module
-from indictune.supervise.execute import execute
-from indictune.supervise.heartbeat import Ranks
+from indictune.supervise.execute import SupervisedRun, execute
 from indictune.supervise.run_folder import write_status
-from indictune.supervise.watchdog import SupervisedRun, Watchdog
+from indictune.supervise.watchdog import Ranks, Watchdog
 from indictune.training.bad_steps import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
 from tests.test_file_locks import holding

@@ -22,9 +22,8 @@ from torch._C._distributed_c10d import HashStore
 
 from indictune.distributed.collectives import NEW_GROUP
 from indictune.distributed.process_group import JOINING
-from indictune.progress import OWN_PROGRESS, Progress
-from indictune.supervise.heartbeat import Ranks
-from indictune.supervise.watchdog import Watchdog
+from indictune.run import OWN_PROGRESS, Progress
+from indictune.supervise.watchdog import Ranks, Watchdog
 from tests.ranks.launching import python, start
 
 
@@ -226,7 +225,7 @@ def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_pat
     assert start([*python(), "tests/training/holding.py", str(tmp_path)]).returncode == 0
     log = (tmp_path / "rank-0.log").read_text(encoding="utf-8")
     assert "Timeout (0:00:00.500000)!" in log
-    assert 'holding.py", line 15 in <module>' in log
+    assert 'holding.py", line 14 in <module>' in log
 
 
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from indictune.supervise.heartbeat import Ranks
-from indictune.supervise.watchdog import Watchdog
+from indictune.supervise.watchdog import Ranks, Watchdog
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

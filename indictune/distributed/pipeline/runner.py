@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup, Work
 
 from indictune.distributed.pipeline.layout import Action, actions
 from indictune.distributed.pipeline.stages import Stages
-from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
+from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 
 Direction = tuple[int, int]  # ranks in the pipeline: sender, receiver
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class StepFlags(TrainerCallback):
     """Reads each step's flags one step later, and at once before a save or an evaluation.
 
@@ -37,9 +38,8 @@ class StepFlags(TrainerCallback):
     that all ranks have written is committed.
     """
 
-    def __init__(self, trainer: TaskTrainer) -> None:
-        self.trainer = trainer
-        self._unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = deque()
+    trainer: TaskTrainer
+    _unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = field(default_factory=deque)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.trainer.bad_steps.resume_after(state.global_step)
@@ -83,15 +83,12 @@ class StepFlags(TrainerCallback):
                 raise self.trainer.bad_steps.stop(code, step, mean_over_ranks(loss))
 
 
-DIVERGENCE_FLAG = "--divergence_check_steps"
-
-
+@dataclass(eq=False)
 class CheckDivergence(TrainerCallback):
     """Compares the ranks' copies every so many steps, and before each save: a checkpoint holds copies that agree."""
 
-    def __init__(self, trainer: TaskTrainer, every: int) -> None:
-        self.trainer = trainer
-        self.every = every
+    trainer: TaskTrainer
+    every: int
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if control.should_save or state.global_step % self.every == 0:
@@ -107,17 +104,17 @@ class CheckDivergence(TrainerCallback):
         own: Any = trainer.optimizer
         optimizer = own.optimizer if has_own_optimizer(trainer) else None
         try:
-            check_copies(step, DIVERGENCE_FLAG, unwrapped(trainer), optimizer, trainer.launch)
+            check_copies(step, "--divergence_check_steps", unwrapped(trainer), optimizer, trainer.launch)
         except DivergedError:
             trainer.checkpoints.finish()  # it was compared when it was begun
             raise
 
 
+@dataclass(eq=False)
 class KeepRecords(TrainerCallback):
     """Forgets a NaN that was logged, and a best step whose weights are not kept."""
 
-    def __init__(self, trainer: TaskTrainer) -> None:
-        self.trainer = trainer
+    trainer: TaskTrainer
 
     def on_log(self, *_: Any, **more: Any) -> None:
         if "loss" in more["logs"]:
@@ -129,6 +126,7 @@ class KeepRecords(TrainerCallback):
     on_train_end = on_step_begin
 
 
+@dataclass(eq=False)
 class EpochShuffle(TrainerCallback):
     """Tells the batches which epoch begins.
 
@@ -136,8 +134,7 @@ class EpochShuffle(TrainerCallback):
     one's order.
     """
 
-    def __init__(self, batches: TrainingBatches) -> None:
-        self.batches = batches
+    batches: TrainingBatches
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.batches.set_epoch(state.global_step // self.batches.steps_per_epoch)
@@ -146,6 +143,7 @@ class EpochShuffle(TrainerCallback):
 _COUNTED = ("rows", "tokens", "tokens_with_padding", "seconds_to_first_step")
 
 
+@dataclass(eq=False)
 class Throughput(TrainerCallback):
     """Counts the rows and tokens of every global batch from its row numbers, so that no tensor is read.
 
@@ -157,14 +155,15 @@ class Throughput(TrainerCallback):
             None before.
     """
 
-    def __init__(self, batches: TrainingBatches) -> None:
-        self.batches = batches
-        self.rows = self.tokens = self.tokens_with_padding = 0
-        self.seconds_before = 0.0
-        self.seconds_to_first_step: float | None = None
-        self._has_stepped = False  # in this process
-        self._began = 0.0
-        self._last_lap = (0.0, 0, 0)
+    batches: TrainingBatches
+    rows: int = 0
+    tokens: int = 0
+    tokens_with_padding: int = 0
+    seconds_before: float = 0.0
+    seconds_to_first_step: float | None = None
+    _has_stepped = False  # in this process
+    _began = 0.0
+    _last_lap = (0.0, 0, 0)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
@@ -221,11 +220,11 @@ def _rates(rows: int, tokens: int, seconds: float) -> dict[str, float]:
     return {"samples_per_second": rows / seconds, "tokens_per_second": tokens / seconds}
 
 
+@dataclass(eq=False)
 class PipelineBubble(TrainerCallback):
     """Adds `bubble`, the share of the last step in which ranks waited, and `bubble_formula` to what is logged."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    pipeline: Pipeline
 
     def on_log(self, args: TrainingArguments, *_: Any, **more: Any) -> None:
         logs: dict[str, Any] = more["logs"]
@@ -236,16 +235,16 @@ class PipelineBubble(TrainerCallback):
 LOGGED = ("loss", "grad_norm", "learning_rate", "bubble", "bubble_formula")
 
 
+@dataclass(eq=False)
 class TrainLog(TrainerCallback):
     """Appends to the log on rank 0. A resumed run drops the lines after its checkpoint.
 
     Lines that are missing, for example on a new disk, come from the checkpoint, without rates.
     """
 
-    def __init__(self, path: Path, throughput: Throughput) -> None:
-        self.record = Record(path)
-        self.throughput = throughput
-        self._began = 0.0, 0  # time and step
+    record: Record
+    throughput: Throughput
+    _began = 0.0, 0  # time and step
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._began = time.monotonic(), state.global_step

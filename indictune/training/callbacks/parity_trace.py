@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from indictune.training.exact_trainer import ExactTrainer
 _INITIAL = "initial-weights"  # removed once they are hashed
 
 
+@dataclass(eq=False)
 class ParityTrace(TrainerCallback):
     """Writes a line for the start and one for each step, on rank 0.
 
@@ -33,13 +35,12 @@ class ParityTrace(TrainerCallback):
     numbers. The loss is in `train_log.jsonl`. Rows are read in this process (`--dataloader_num_workers 0`).
     """
 
-    def __init__(self, trainer: ExactTrainer, path: Path) -> None:
-        self.trainer = trainer
-        self.record = Record(path)
-        self._rows = 0  # sum of the digests of rows since the last step
-        self._generator = 0
-        self._clipped: float | None = None
-        self._draws = False
+    trainer: ExactTrainer
+    record: Record
+    _rows = 0  # sum of the digests of rows since the last step
+    _generator = 0
+    _clipped: float | None = None
+    _draws = False
 
     def on_train_begin(self, *_: Any, **more: Any) -> None:
         loader = more["train_dataloader"]
@@ -47,8 +48,7 @@ class ParityTrace(TrainerCallback):
         model = unwrapped(self.trainer)
         types = {"compute": dtype_of(self.trainer.args), "matmul": torch.get_float32_matmul_precision()}
         types["weights"] = " ".join(sorted({str(each.dtype) for each in model.parameters()}))
-        start = {"step": 0, "weights": self._weights(), "types": types, "max_norm": max_norm(self.trainer)}
-        self._write(start)
+        self._write({"step": 0, "weights": self._weights(), "types": types, "max_norm": max_norm(self.trainer)})
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._generator = self._state()
@@ -61,16 +61,9 @@ class ParityTrace(TrainerCallback):
         own = (self.trainer.launch.data_rank, self._rows), torch.initial_seed()
         everyone = gather_from_all(own)
         digests = {rows for rows, _ in everyone}  # ranks of one group have the same rows
-        self._write(
-            {
-                "step": state.global_step,
-                "rows": sum(digest for _, digest in digests) % 2**63,
-                "clipped": self._clipped,
-                "draws": self._draws,
-                "generator": self._generator,
-                "seeds": [seed for _, seed in everyone],
-            }
-        )
+        rows, seeds = sum(digest for _, digest in digests) % 2**63, [seed for _, seed in everyone]
+        known = {"clipped": self._clipped, "draws": self._draws, "generator": self._generator}
+        self._write({"step": state.global_step, "rows": rows, **known, "seeds": seeds})
         self._rows = 0
 
     def _write(self, line: dict[str, Any]) -> None:

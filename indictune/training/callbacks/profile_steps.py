@@ -6,7 +6,7 @@ import gzip
 import json
 import logging
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from indictune.console_text import table
 from indictune.distributed import collectives
 from indictune.distributed.trace_times import LEARNING, READING, UPDATING, RankTimes, Slowest, rank_times, slowest_rank
 from indictune.files import write_json
-from indictune.progress import OWN_PROGRESS
-from indictune.run import Run
+from indictune.run import OWN_PROGRESS, Run
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +26,7 @@ _HEADER = ["rank", "ms a step", "compute", "communication", "overlapped", "expos
 
 
 def report_profile(profiler: profile, run: Run, last_step: int) -> None:
-    """Write this rank's trace; on rank 0 also show and write the times of all ranks. All ranks must call it.
-
-    Args:
-        profiler: has recorded steps.
-        run: of this process.
-        last_step: that was profiled.
-    """
+    """Write this rank's trace; on rank 0 also show and write the times of all ranks. All ranks must call it."""
     OWN_PROGRESS.passed("writing the profile")
     folder = run.output_dir / FOLDER
     try:
@@ -45,7 +38,8 @@ def report_profile(profiler: profile, run: Run, last_step: int) -> None:
     if run.rank == 0 and known:
         first_step, worst = last_step - known[0].steps + 1, slowest_rank(known)
         run.show(f"\n{_text(known, first_step, worst)}\ntraces and profile.json: {folder}\n")
-        content = {"first_step": first_step, "last_step": last_step, "ranks": [_entry(each) for each in known]}
+        ranks = [asdict(each) | {"exposed_s": each.exposed_s, "own_s": each.own_s} for each in known]
+        content = {"first_step": first_step, "last_step": last_step, "ranks": ranks}
         write_json(folder / "profile.json", content | {"slowest": worst and asdict(worst)})
 
 
@@ -55,10 +49,6 @@ def _write_trace(profiler: profile, path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return events
-
-
-def _entry(times: RankTimes) -> dict[str, Any]:
-    return asdict(times) | {"exposed_s": times.exposed_s, "own_s": times.own_s}
 
 
 def _text(known: list[RankTimes], first_step: int, worst: Slowest | None) -> str:
@@ -84,22 +74,19 @@ def _sentence(worst: Slowest) -> str:
 WARM_UP = 3
 
 
+@dataclass(eq=False)
 class ProfileSteps(TrainerCallback):
     """Profiles some steps of this start, and reports once they are done, or the training ends or stops before.
 
-    Must be the last callback: evaluations and saves come after it, and begin the next step anew.
-
-    Args:
-        steps: to profile, after `WARM_UP`.
-        run: gets the traces and the table.
+    Must be the last callback: evaluations and saves come after it, and begin the next step anew. The steps come after
+    `WARM_UP`.
     """
 
-    def __init__(self, steps: int, run: Run) -> None:
-        self.run = run
-        self.steps = steps
-        self._steps_done = self._last_step = 0
-        self._profiler: profile | None = None
-        self._phase: record_function | None = None
+    steps: int
+    run: Run
+    _steps_done = _last_step = 0
+    _profiler: profile | None = None
+    _phase: record_function | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.should_save:

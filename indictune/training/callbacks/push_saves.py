@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,28 +20,25 @@ logger = logging.getLogger(__name__)
 _COPY = ".push"  # a folder in the run's with links to the files that are pushed: the checkpoint may be deleted
 
 
+@dataclass(eq=False)
 class PushSaves(TrainerCallback):
     """Pushes in a thread of rank 0. A checkpoint that is saved during a push is left out.
 
     A push that fails is a warning: the next save, or the end of the run, pushes again.
-
-    Args:
-        output_dir: of the run.
-        to: where the model goes.
     """
 
-    def __init__(self, output_dir: Path, to: Destination) -> None:
-        self._output_dir, self._to = output_dir, to
-        self._thread: Thread | None = None
+    output_dir: Path
+    to: Destination
+    _thread: Thread | None = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        checkpoint = store.path_of(self._output_dir, state.global_step)
+        checkpoint = store.path_of(self.output_dir, state.global_step)
         if not state.is_world_process_zero or not checkpoint.is_dir():  # a snapshot is in memory
             return
         if self._thread is not None and self._thread.is_alive():
             logger.info("%s is not pushed: the push before it is not finished", checkpoint.name)
             return
-        copy, names = self._output_dir / _COPY, published(checkpoint, model_files(checkpoint))
+        copy, names = self.output_dir / _COPY, published(checkpoint, model_files(checkpoint))
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
         for name in names:
@@ -53,11 +51,11 @@ class PushSaves(TrainerCallback):
         """Wait for the last push: that of the finished model follows."""
         if self._thread is not None:
             self._thread.join()
-            shutil.rmtree(self._output_dir / _COPY, ignore_errors=True)
+            shutil.rmtree(self.output_dir / _COPY, ignore_errors=True)
 
     def _push(self, folder: Path, names: list[str], title: str) -> None:
         try:
-            logger.info("%s: pushed to %s", title, upload(folder, names, self._to, title))
+            logger.info("%s: pushed to %s", title, upload(folder, names, self.to, title))
         except PushError as error:
             cause = error.__cause__ or error
             logger.warning("%s is not pushed: %s. The run continues.", title, reason_of(cause))

@@ -6,13 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import (
-    EarlyStoppingCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune import upstream
@@ -58,18 +52,11 @@ def unlogged_loss(checkpoint: Path, manifest: Manifest, args: TrainingArguments)
 
 
 class RestoreProgress(TrainerCallback):
-    """Restores what the Trainer does not, and finishes what the checkpoint left half done, before the first step.
-
-    Args:
-        trainer: of the run.
-        point: to resume from, with a checkpoint.
-    """
+    """Restores what the Trainer does not, and finishes what the checkpoint left half done, before the first step."""
 
     def __init__(self, trainer: ExactTrainer, point: ResumePoint) -> None:
         assert point.checkpoint is not None
-        self.trainer = trainer
-        self.checkpoint = point.checkpoint
-        self.best = point.best
+        self.trainer, self.checkpoint, self.best = trainer, point.checkpoint, point.best
         self._random_states: Path | None = point.checkpoint  # until they are restored
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -99,10 +86,9 @@ class RestoreProgress(TrainerCallback):
         self._restore_counters(manifest, args)
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             self._make_up_evaluation(args, state)
-        counts = [
-            (each.early_stopping_patience_counter, each.early_stopping_patience) for each in self._early_stopping()
-        ]
-        has_lost_patience = any(counter >= patience for counter, patience in counts)
+        has_lost_patience = any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience for each in self._early_stopping()
+        )
         if control.should_training_stop or state.global_step >= state.max_steps or has_lost_patience:
             raise NothingLeft
 

@@ -17,6 +17,7 @@ from transformers import TrainerState
 
 from indictune.config.plan import SINGLE
 from indictune.data.batching import NO_ROW
+from indictune.files import Record
 from indictune.training.callbacks.parity_trace import ParityTrace
 
 Row = tuple[list[int], int]  # tokens and label
@@ -37,7 +38,7 @@ def rows_of(folder: Path, *steps: Sequence[Sequence[Row]]) -> list[int]:
         accelerator=SimpleNamespace(distributed_type=DistributedType.NO, unwrap_model=lambda model, **_: model),
         save_model=save_model,
     )
-    trace = ParityTrace(cast(Any, trainer), folder / "trace.jsonl")
+    trace = ParityTrace(cast(Any, trainer), Record(folder / "trace.jsonl"))
     loader = SimpleNamespace(collate_fn=len)
     trace.on_train_begin(train_dataloader=loader)
     number = 0

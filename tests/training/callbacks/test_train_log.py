@@ -11,6 +11,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
+from indictune.files import Record
 from indictune.training.callbacks.every_step import Throughput, TrainLog
 
 LOGS = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 1e-4, "epoch": 0.5}
@@ -22,7 +23,7 @@ class Log:
         self.path = folder / "train_log.jsonl"
         throughput = Throughput(TrainingBatches([1] * 5, 5, 1, 0, 1, seed=1))
         throughput.on_train_begin()
-        self.callback = TrainLog(self.path, throughput)
+        self.callback = TrainLog(Record(self.path), throughput)
 
     def begin(self, step: int = 0, rank_0: bool = True) -> None:
         state = TrainerState(global_step=step, is_world_process_zero=rank_0)

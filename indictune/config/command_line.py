@@ -1,23 +1,140 @@
-"""Read a recipe file and a command line as their author wrote them, and say what an unknown name means."""
+"""Command lines and recipes as their author wrote them, and the flags of all programs, without slow imports."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import shutil
+import textwrap
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yaml.constructor import BaseConstructor, ConstructorError
 
-from indictune.config.flag_table import SCRIPTS, flags_of, scripts_with
-from indictune.credentials import NOT_YAML, holds_token, without_its_text
+from indictune.console_text import NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problem, UserError, problem
+
+# Task -> file in scripts/.
+SCRIPTS = {"classification": "train_sentiment.py", "tokens": "train_tokens.py", "chat": "train_llama.py"}
+
+# What `indictune train` takes for a task, besides its own name.
+WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}
+
+# Variables by which a script knows the process of `indictune train` that has started it, by its number; by which
+# `indictune.train` in Python names the file for the status of a command, and `indictune parity` that for a trace.
+LAUNCHED_BY = "INDICTUNE_LAUNCHED_BY"
+STATUS_FILE = "INDICTUNE_STATUS_FILE"
+PARITY_TRACE = "INDICTUNE_PARITY_TRACE"
+
+# The flags that most runs need, by subject.
+_GROUPS = {
+    "data": ("train_file", "validation_file", "text_column", "label_column", "chat_template"),
+    "model": ("model_name_or_path", "method", "max_length"),
+    "training": ("num_train_epochs", "learning_rate", "global_batch_size", "per_device_train_batch_size", "bf16"),
+    "run": ("config", "output_dir", "resume_from_checkpoint"),
+}
+_WIDEST = 100
+# Of flags that transformers declares.
+_CLEARER = {
+    "output_dir": "Folder for the model, checkpoints, metrics and logs.",
+    "resume_from_checkpoint": "auto: continue from the newest whole checkpoint. Or the folder of a checkpoint.",
+    "num_train_epochs": "How often each training row is seen.",
+    "per_device_train_batch_size": "Rows of one micro-batch on each process.",
+}
+_MORE = """\
+--help all lists all {number} flags.
+--help WORD lists those whose name or text has the word.
+"""
+
+
+class Flag(NamedTuple):
+    """A flag as a user reads it.
+
+    Attributes:
+        name: without dashes.
+        values: that it takes.
+        default: as typed; may be empty.
+        help: what it does.
+        own: whether indictune declares it; else transformers or TRL does.
+    """
+
+    name: str
+    values: str
+    default: str
+    help: str
+    own: bool
+
+
+_CONFIG = Flag("config", "file", "", "Recipe: a YAML file whose keys are named like the flags. A flag wins.", True)
+
+
+@cache
+def flags_of(program: str) -> Mapping[str, Flag]:
+    """The flags of a task (`classification`) or a verb (`evaluate`), by name."""
+    found = [Flag(*(each[key] for key in Flag._fields)) for each in _entries() if program in each["of"]]
+    return {flag.name: flag for flag in found}
+
+
+def scripts_with(name: str) -> list[str]:
+    """The scripts that have a flag."""
+    programs = {program for each in _entries() if each["name"] == name for program in each["of"]}
+    return [f"scripts/{SCRIPTS[task]}" for task in sorted(programs) if task in SCRIPTS]
+
+
+@cache
+def _entries() -> list[dict[str, Any]]:
+    text = resources.files("indictune.config").joinpath("flags.json").read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = json.loads(text)
+    return entries
+
+
+def help_of(program: str, usage: str, asked: Sequence[str] = (), more: Iterable[Flag] = ()) -> str:
+    """The help of a task's script or of a verb.
+
+    Args:
+        program: a task, or a verb.
+        usage: the lines at the top.
+        asked: the words after `--help`: none, `all`, or words to look for.
+        more: flags of the verb itself, in front.
+    """
+    flags = {each.name: each for each in (*more, _CONFIG)} | dict(flags_of(program))
+    clearer = [name for name in _CLEARER if name in flags and not flags[name].own]
+    flags |= {name: flags[name]._replace(help=_CLEARER[name]) for name in clearer}
+    if asked and asked != ["all"]:
+        words = [word.lower().lstrip("-").replace("-", "_") for word in asked]
+        found = [flag for flag in flags.values() if any(word in f"{flag.name} {flag.help}".lower() for word in words)]
+        if not found:
+            return f"No flag has {' or '.join(asked)} in its name or text. --help all lists them.\n"
+        return "".join(map(_entry, found))
+    if not asked:
+        return f"{usage}\n{_first(flags, [each.name for each in more])}"
+    ours, others = ([_entry(flag) for flag in flags.values() if flag.own is own] for own in (True, False))
+    return "".join([f"{usage}\n", *ours, *(["\nof transformers and TRL:\n", *others] if others else [])])
+
+
+def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
+    """The flags of `_GROUPS`, or all if there are few."""
+    if len(flags) <= 30:
+        return "".join(map(_entry, (each for each in flags.values() if each is not _CONFIG)))
+    parts = []
+    for title, names in ({"command": own} | _GROUPS).items():
+        shown = [flags[name] for name in names if name in flags]
+        parts += [f"{title}:\n", *map(_entry, shown), "\n"] if shown else []
+    return "".join([*parts, _MORE.format(number=len(flags))])
+
+
+def _entry(flag: Flag) -> str:
+    default = f" (default {flag.default})" if flag.default else ""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    text = textwrap.fill(flag.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  --{flag.name} {flag.values}{default}\n{text}\n"
+
 
 # YAML 1.1 reads 010 as 8, `no` as false, and keeps the last of two equal keys.
 _TAG = "tag:yaml.org,2002:"
