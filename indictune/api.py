@@ -150,7 +150,6 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
 
     Args:
         model: folder or result of the run.
-        trust_remote_code: run Python code that comes with the model.
 
     Raises:
         UserError: the folder holds no finished model.

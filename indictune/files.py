@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def kept_in(folder: Path, what: str) -> Iterator[None]:
-    """A block that reads and writes a folder below `cache_folder`.
-
-    Args:
-        folder: for the message.
-        what: is kept there, such as "The rows".
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written to.
-    """
+    """A block that keeps a content such as "The rows" below `cache_folder`; a `UserError` if the disk refuses it."""
     try:
         yield
     except OSError as error:
@@ -66,15 +59,7 @@ def checkpoint_around(folder: str | Path) -> Path | None:
 
 
 def check_outside_checkpoints(folder: str | Path, flag: str) -> None:
-    """Refuse to write into a checkpoint.
-
-    Args:
-        folder: to write to; it need not exist.
-        flag: that names it.
-
-    Raises:
-        UserError: it is in a checkpoint, or is one.
-    """
+    """Refuse to write to a folder that is a checkpoint or in one; it need not exist."""
     checkpoint = checkpoint_around(folder)
     if checkpoint is not None:
         raise UserError("folder-in-checkpoint", flag, folder, checkpoint=checkpoint)
@@ -117,9 +102,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 class LineFile:
     """A file that is written text by text, and is either the old one or, at the end of the block, the new one.
-
-    Args:
-        path: of the file.
 
     Raises:
         OSError: it names the file. If the disk refused it, it also has the bytes that are needed and free.
@@ -182,21 +164,17 @@ def _named(error: OSError, path: Path, needed_bytes: int) -> OSError:
     return OSError(error.errno, reason, str(path))
 
 
+@dataclass
 class Record:
-    """A growing file of JSON lines. A line that the disk refuses is lost, and the run continues.
+    """A growing file of JSON lines. A line that the disk refuses is lost, and the run continues."""
 
-    Args:
-        path: of the file.
-    """
+    path: Path
+    _warned: bool = False
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._warned = False
-
-    def append(self, line: str) -> None:
+    def append(self, entry: Mapping[str, Any]) -> None:
         """Add a line. Warn the first time that the disk refuses one."""
         try:
-            _add(self.path, _encoded(line))
+            _add(self.path, _encoded(json_line(entry)))
         except OSError as error:
             if not self._warned:
                 logger.warning("%s cannot be written: %s. The run continues.", self.path, error.strerror)
@@ -240,14 +218,9 @@ def write_yaml(path: Path, content: Mapping[str, Any], chosen: Iterable[str] = (
 
 
 def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Drop lines of a file of JSON lines, such as those of repeated steps. Lines that were cut off go too.
+    """Drop lines of a file of JSON lines, such as those of repeated steps; returns those that are left.
 
-    Args:
-        path: of the file; it need not exist.
-        keeps: decides which lines stay.
-
-    Returns:
-        The lines that are left.
+    Lines that were cut off go too. The file need not exist.
     """
     if not path.exists():
         return []
@@ -287,11 +260,7 @@ def lock_file(
 
 
 def lock_if_possible(path: Path) -> AbstractContextManager[object]:
-    """As `lock_file`, and nothing on a file system without locks.
-
-    Raises:
-        Timeout: another process has it.
-    """
+    """As `lock_file`, and nothing on a file system without locks."""
     try:
         return lock_file(path)
     except Timeout:
@@ -303,11 +272,9 @@ def lock_if_possible(path: Path) -> AbstractContextManager[object]:
 
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder. If its file system has no locks, one of this machine: one process a node makes it.
+    """Hold the lock of a folder, for a content such as "The rows"; the folder need not exist.
 
-    Args:
-        folder: need not exist; the one around it must.
-        what: the content, for messages, such as "The rows".
+    If its file system has no locks, hold one of this machine: one process a node makes the content.
     """
     name = hashlib.sha256(f"{os.getuid()} {folder}".encode()).hexdigest()[:24]
     of_all, of_node = folder.with_name(f".{folder.name}.lock"), Path(tempfile.gettempdir(), f"indictune-{name}.lock")

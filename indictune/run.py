@@ -30,17 +30,11 @@ class Progress:
     """Counts the places that all ranks pass in the same order, above all those after which they wait for each other.
 
     When nothing moves any more, all others wait for the rank with the lowest count.
-
-    Attributes:
-        step: the last training step that ended.
-        count: of the places passed so far.
-        place: the last one.
     """
 
     def __init__(self) -> None:
-        self.step = 0
-        self.count = 0
-        self.place = "the start"
+        self.step = 0  # the last training step that ended
+        self.count, self.place = 0, "the start"  # of the places passed so far, and the last one
         self._last = time.monotonic()
 
     def passed(self, place: str) -> None:
@@ -85,8 +79,6 @@ class Run:
     """One run in this process.
 
     Attributes:
-        recipe: what the user gave.
-        rank: of this process.
         is_named: whether the user named `output_dir`.
         results: stream for results.
         console: stream for messages.

@@ -42,11 +42,7 @@ def commit_of(config: PreTrainedConfig) -> str | None:
 
 
 def check_combination(training: TrainingArguments) -> None:
-    """Let transformers (5.23) check the combination of training arguments before the rows are prepared.
-
-    Raises:
-        ValueError: arguments contradict each other.
-    """
+    """Let transformers (5.23) raise a `ValueError` for the combination of arguments before the rows are prepared."""
     training._validate_args()  # type: ignore[no-untyped-call]
 
 

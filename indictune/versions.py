@@ -34,11 +34,7 @@ def code_digest() -> str:
 
 
 def check_extra(verb: str, extra: str, *packages: str) -> None:
-    """Refuse a verb whose extra is not installed.
-
-    Raises:
-        UserError: `extra-missing`.
-    """
+    """Refuse a verb whose extra is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UserError("extra-missing", f"indictune {verb}", extra=extra, packages=", ".join(missing))

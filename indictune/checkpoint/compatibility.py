@@ -21,7 +21,7 @@ from indictune.data.batching import TrainingBatches
 from indictune.distributed import strategy
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
-from indictune.files import RECIPE
+from indictune.files import RECIPE, json_or_nothing
 from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
 from indictune.versions import versions_of_steps
 
@@ -63,14 +63,6 @@ def _differ(was: Any, is_now: Any) -> bool:
 FLAG_FILES = "flag_files.json"  # next to `recipe.yaml`: the values in files that flags name
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
-
-
-def recorded_contents(folder: Path) -> Content:
-    """The values when a checkpoint was written; empty if it has none, or they cannot be read."""
-    try:
-        return dict(json.loads((folder / FLAG_FILES).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
@@ -144,12 +136,6 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     return {name: (before[name], now[name]) for name in both if _comparable(before[name]) != _comparable(now[name])}
 
 
-def has_changed(checkpoint: Path, now: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint was written with other values of some flags."""
-    before = settings_of(checkpoint)
-    return any(name in before and before[name] != value for name, value in now.items())
-
-
 def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Refuse a checkpoint, which has a manifest, whose state this run cannot take over.
 
@@ -195,7 +181,7 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     """What has changed since a checkpoint, in a sentence each; arguments as for `check_fits`."""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
-    before = settings_of(checkpoint) | recorded_contents(checkpoint)
+    before = settings_of(checkpoint) | json_or_nothing(checkpoint / FLAG_FILES)
     name, differing, found = checkpoint.name, changed_flags(before, now), []
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):

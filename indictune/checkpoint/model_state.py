@@ -131,12 +131,6 @@ def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed:
         }
 
 
-def fit_schedule(schedule: dict[str, Any], groups: int) -> dict[str, Any]:
-    """The state of a schedule for another number of parameter groups, which all have the same learning rate."""
-    per_group = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
-    return schedule | {name: schedule[name][:1] * groups for name in per_group if name in schedule}
-
-
 def _groups_in(shards: Path) -> list[dict[str, Any]]:
     """The parameter groups in shards, with settings that are to be read."""
     groups: dict[int, dict[str, Any]] = {}

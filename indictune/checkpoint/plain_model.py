@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,7 +71,8 @@ def convert(
     else:
         check_run_folder(checkpoint, trust_checkpoint)
         weights = model_state.whole_weights(checkpoint)
-        model = None if is_adapter else _model(checkpoint, weights, trust_remote_code, trust_checkpoint)
+        about = ModelArguments(str(checkpoint), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint)
+        model = None if is_adapter else _model(checkpoint, weights, about)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
     with whole_folder(folder, FLAG, size_bytes) as written:
@@ -100,9 +102,6 @@ def check_run_folder(checkpoint: Path, trust_checkpoint: bool) -> None:
     """Refuse a checkpoint that is in no run's folder, or that others could have written.
 
     Nothing in the folder can prove whose run it was: an unpacked download passes (SECURITY.md).
-
-    Raises:
-        UserError: `checkpoint-not-trusted`.
     """
     run = checkpoint.parent
     if not trust_checkpoint and not (run / RECIPE).is_file():
@@ -119,28 +118,25 @@ def _describe(checkpoint: Path, folder: Path) -> None:
             script.unlink()
 
 
-def _model(
-    checkpoint: Path, weights: dict[str, Tensor], trust_remote_code: bool, trust_checkpoint: bool
-) -> PreTrainedModel:
+def _model(checkpoint: Path, weights: dict[str, Tensor], about: ModelArguments) -> PreTrainedModel:
     """The model with all of `weights`, and with the embedding rows that were not trained.
 
     Raises:
         RuntimeError: the weights do not fit the checkpoint's configuration.
         UserError: the model that the run started from is missing or has changed.
     """
-    about = ModelArguments(str(checkpoint), trust_remote_code=trust_remote_code)
     with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=about.trust_remote_code)
     kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel = kind.from_config(config, trust_remote_code=about.trust_remote_code)
     if (checkpoint / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     row_ids = read_row_ids(checkpoint)
     if row_ids is not None:
         embedding = cast(nn.Embedding, model.get_input_embeddings()).weight
         (name,) = (name for name, parameter in model.named_parameters() if parameter is embedding)
-        whole = _embedding_at_start(checkpoint, kind, config, trust_remote_code, trust_checkpoint)
+        whole = _embedding_at_start(checkpoint, kind, config, about)
         if began_with_others(checkpoint, unused_digest(whole, row_ids)):
             raise UserError("embedding-of-another-model", COMMAND, checkpoint)
         whole[row_ids] = weights[name].to(whole.dtype)
@@ -153,24 +149,12 @@ def _model(
     return model
 
 
-def _embedding_at_start(
-    checkpoint: Path, kind: type[Any], config: PreTrainedConfig, trust_remote_code: bool, trust_checkpoint: bool
-) -> Tensor:
-    """[vocabulary, width], fp32: the embedding of the model that the run started from, which its recipe names.
-
-    Raises:
-        UserError: the recipe or the model is missing.
-    """
+def _embedding_at_start(checkpoint: Path, kind: Any, config: PreTrainedConfig, about: ModelArguments) -> Tensor:
+    """[vocabulary, width], fp32: the embedding of the model that the run started from, which its recipe names."""
     path = checkpoint / RECIPE
     if not path.is_file():
         raise UserError("embedding-without-recipe", COMMAND, checkpoint)
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    base = ModelArguments(
-        recipe["model_name_or_path"],
-        model_revision=recipe["model_revision"],
-        trust_remote_code=trust_remote_code,
-        trust_checkpoint=trust_checkpoint,
-    )
-    flag = f"{checkpoint}, whose base is"
-    model, _ = read_weights(kind, base, config, torch.float32, flag)
+    names = {name: recipe[name] for name in ("model_name_or_path", "model_revision")}
+    model, _ = read_weights(kind, replace(about, **names), config, torch.float32, f"{checkpoint}, whose base is")
     return cast(nn.Embedding, model.get_input_embeddings()).weight.detach()

@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 def check_trusted(
     checkpoint: Path, output_dir: Path, trust_checkpoint: bool, flag: str = "--resume_from_checkpoint"
 ) -> None:
-    """Refuse a checkpoint that is not of this run's `output_dir`, or that others can write to, unless it is trusted.
-
-    Raises:
-        UserError: `checkpoint-not-trusted`.
-    """
+    """Refuse a checkpoint that is not in the run's `output_dir`, or that others can write to, unless it is trusted."""
     why = None if trust_checkpoint else why_not_own(checkpoint, output_dir)
     if why is not None:
         raise UserError("checkpoint-not-trusted", flag, checkpoint, reason=why)
@@ -65,7 +61,6 @@ class ResumePoint:
         checkpoint: to resume from; None if the run starts afresh.
         best: the best checkpoint until then; None if there is none, or it is damaged.
         damaged: checkpoints that are newer than `checkpoint`, and damaged.
-        warnings: for the user.
     """
 
     checkpoint: Path | None = None

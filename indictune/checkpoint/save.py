@@ -186,8 +186,10 @@ class Checkpoints:
     def _write(self, folder: Path, counters: Counters, with_shards: bool) -> None:
         OWN_PROGRESS.passed("writing a checkpoint")
         self.state.write(folder, counters, with_shards=with_shards)
-        if self.args.should_save:
-            copy_recipe(self.output_dir, folder)
+        if self.args.should_save:  # those of the run may change later
+            for path in (self.output_dir / RECIPE, self.output_dir / compatibility.FLAG_FILES):
+                if path.exists():
+                    shutil.copyfile(path, folder / path.name)
 
     def is_writing(self) -> bool:
         """Whether this rank has not yet written its part of a checkpoint."""
@@ -314,10 +316,3 @@ def planned_checkpoints(output_dir: Path) -> list[Path]:
     """The checkpoints of a run that it saved by its own flags, or whose manifest is damaged; newest first."""
     manifests = {path: store.read_manifest(path) for path in store.checkpoints_in(output_dir)}
     return [path for path, manifest in manifests.items() if manifest is None or manifest.planned]
-
-
-def copy_recipe(output_dir: Path, folder: Path) -> None:
-    """Copy the settings of a run into a checkpoint: those of the run may change later."""
-    for name in (RECIPE, compatibility.FLAG_FILES):
-        if (output_dir / name).exists():
-            shutil.copyfile(output_dir / name, folder / name)

@@ -15,7 +15,6 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import safe_globals
 
-from indictune.checkpoint import model_state
 from indictune.checkpoint.model_state import ModelState, engine_keeps
 from indictune.checkpoint.store import step_of
 
@@ -106,7 +105,6 @@ class TrainState:
     """The live state of a training run. All ranks must call its methods.
 
     Attributes:
-        scheduler: of the learning rate.
         scaler: of the loss, under fp16; else None.
         progress: step, epoch and log history. The step is also the position in the rows: batches follow from it.
         exportable: returns the callbacks with a state to save.
@@ -157,7 +155,9 @@ class TrainState:
         if not engine_keeps(self.scheduler):
             stored = torch.load(checkpoint / SCHEDULER, weights_only=True)
             groups = len(self.model.optimizer.param_groups)
-            self.scheduler.load_state_dict(model_state.fit_schedule(stored, groups))
+            # All groups have the same learning rate. Another strategy may have divided the parameters otherwise.
+            per_group = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs"} & stored.keys()
+            self.scheduler.load_state_dict(stored | {name: stored[name][:1] * groups for name in per_group})
         if self.scaler is not None and (checkpoint / SCALER).is_file():
             self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
 

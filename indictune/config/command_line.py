@@ -54,15 +54,7 @@ _MORE = """\
 
 
 class Flag(NamedTuple):
-    """A flag as a user reads it.
-
-    Attributes:
-        name: without dashes.
-        values: that it takes.
-        default: as typed; may be empty.
-        help: what it does.
-        own: whether indictune declares it; else transformers or TRL does.
-    """
+    """A flag as a user reads it, without dashes. If it is not our own, transformers or TRL declares it."""
 
     name: str
     values: str
@@ -95,11 +87,9 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def help_of(program: str, usage: str, asked: Sequence[str] = (), more: Iterable[Flag] = ()) -> str:
-    """The help of a task's script or of a verb.
+    """The help of a task's script or of a verb, below the lines of its usage.
 
     Args:
-        program: a task, or a verb.
-        usage: the lines at the top.
         asked: the words after `--help`: none, `all`, or words to look for.
         more: flags of the verb itself, in front.
     """
@@ -180,11 +170,7 @@ class RecipeLoader(_UniqueKeys, yaml.SafeLoader):
 
 
 def load_recipe(path: Path) -> Mapping[str, Any]:
-    """The content of a recipe file.
-
-    Raises:
-        UserError: it cannot be read, or is no mapping.
-    """
+    """The content of a recipe file; a `UserError` if it cannot be read, or is no mapping."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except FileNotFoundError:
@@ -244,14 +230,7 @@ def read_flags(given: Sequence[str] | Mapping[str, list[str]]) -> dict[str, list
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line, split, and the recipe that its `--config` names.
-
-    Attributes:
-        flags: the words of each flag.
-        path: of the recipe; None without one.
-        content: of the recipe; empty where it cannot be read.
-        problem: why it cannot.
-    """
+    """The words of each flag, and path and content of the recipe that `--config` names, or why it cannot be read."""
 
     flags: dict[str, list[str]]
     path: Path | None = None
@@ -302,11 +281,7 @@ def to_flags(values: Mapping[str, Any]) -> list[str]:
 def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequence[str] = ()) -> Problem:
     """The problem of a flag or recipe key that does not exist, with the flag it may stand for.
 
-    Args:
-        name: of the flag or key.
-        prefix: `--`, or the recipe and a colon.
-        known: names of this program.
-        elsewhere: programs that do have the flag.
+    `prefix` is `--`, or the recipe and a colon. Programs `elsewhere` do have the flag.
     """
     is_flag = prefix == "--"
     dashes = "--" if is_flag else ""
@@ -333,13 +308,9 @@ def unknown_keys(path: Path, content: Mapping[str, Any], task: str) -> list[Prob
 
 
 def early_problems(read: CommandLine, tasks: Sequence[str]) -> list[Problem]:
-    """The problems of a recipe's keys, before a run imports its libraries.
+    """The problems of a recipe's keys for a program of these tasks, before a run imports its libraries.
 
     A file that cannot be read, or is of another task, is left to the run, which has more to say.
-
-    Args:
-        read: the command line.
-        tasks: that the program may run.
     """
     if read.path is None:
         return []

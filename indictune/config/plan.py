@@ -111,12 +111,8 @@ class RunPlan(Generic[Data, Training]):
     """Everything that is known of a run before a row is read.
 
     Attributes:
-        recipe: what the user gave.
-        model: which weights are fine-tuned, and how.
-        data: which rows are read, and how.
         training: the training arguments with given and derived values. Read fields only: `__post_init__`, which would
             start the process group, has not run.
-        launch: what the launcher asked for.
         gpus: that this process sees.
         environ: environment variables of this process.
         model_config: configuration of the model; None where it could not be read.
@@ -128,7 +124,7 @@ class RunPlan(Generic[Data, Training]):
     model: ModelArguments
     data: Data
     training: Training
-    launch: Launch = Launch("single")
+    launch: Launch = SINGLE
     gpus: int = field(default_factory=torch.cuda.device_count)
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     model_config: PreTrainedConfig | None = field(default=None, repr=False)

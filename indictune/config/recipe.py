@@ -56,12 +56,7 @@ def _number_or_auto(word: str) -> int | str:
 
 @dataclasses.dataclass
 class Recipe:
-    """What the recipe file and the command line give, converted to the types of the fields.
-
-    Attributes:
-        values: field name -> value, of the given fields.
-        problems: problems found so far; all are raised together, before anything slow.
-    """
+    """What the recipe file and the command line give, converted to the types of the fields, and the problems."""
 
     values: dict[str, Any]
     problems: Problems
@@ -72,11 +67,7 @@ class Recipe:
         return all(each.flag != "--config" for each in self.problems)
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
-        """Make `arguments` from the given values; `decided` values win over them.
-
-        Raises:
-            UserError: the dataclass refuses a value or a combination of values.
-        """
+        """Make `arguments` from the given values, unless it refuses them; `decided` values win over them."""
         names = {field.name for field in dataclasses.fields(arguments) if field.init}  # type: ignore[arg-type]
         given = {name: value for name, value in self.values.items() if name in names}
         try:
@@ -87,18 +78,12 @@ class Recipe:
     def to_record(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
         """The complete configuration for `recipe.yaml`. Values that the run derived are apart, under `decided`.
 
-        Args:
-            built: the dataclasses of the run.
-            decided: names of derived fields. Fields that were not given and differ from their default are derived too,
-                and so are numbers that were found in place of `auto`.
+        Beside the given names, they are fields of the built dataclasses that were not given and differ from their
+        default, and numbers that were found in place of `auto`.
         """
         whole = resolved(*built)
-        follows = {
-            field.name
-            for each in built
-            for field in dataclasses.fields(each)
-            if field.name in whole.keys() - self.values.keys() and whole[field.name] != default_of(field)
-        }
+        left_open = [field for each in built for field in dataclasses.fields(each) if field.name not in self.values]
+        follows = {each.name for each in left_open if each.name in whole and whole[each.name] != default_of(each)}
         found = {name for name, value in self.values.items() if value == AUTO != whole.get(name)}
         apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows, *found})}
         given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
@@ -217,11 +202,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
 
 
 def configuration_of(model: Path) -> dict[str, Any]:
-    """The complete configuration in a model folder's `recipe.yaml`, without empty values; empty if it has none.
-
-    Raises:
-        UserError: `unreadable`.
-    """
+    """The complete configuration in a model folder's `recipe.yaml`, without empty values; empty if it has none."""
     trained = model / "recipe.yaml"
     try:
         if not trained.exists():

@@ -52,10 +52,7 @@ class OneOrMore(argparse.Action):
 
 
 def flag(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field that is a flag. `help` is its entry in `--help` and in docs/flags.md.
-
-    `more` goes to argparse.
-    """
+    """A dataclass field that is a flag. `help` is its entry in `--help` and docs/flags.md; `more` goes to argparse."""
     metadata = {"help": help, **more}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
@@ -78,13 +75,9 @@ def check_ranges(arguments: Any) -> list[Problem]:
 
 
 class Checked:
-    """A base of argument dataclasses that reports all their problems at once.
+    """A base of argument dataclasses that reports all their problems at once."""
 
-    Attributes:
-        needed: a flag that must be given, and what to type.
-    """
-
-    needed: ClassVar[tuple[str, str] | None] = None
+    needed: ClassVar[tuple[str, str] | None] = None  # a flag that must be given, and what to type
 
     def check(self) -> Iterator[Problem]:
         """The problems of the values. A subclass adds its own to those of `super().check()`."""
@@ -93,11 +86,7 @@ class Checked:
             yield problem("argument-missing", f"--{self.needed[0]}", usage=self.needed[1])
 
     def __post_init__(self) -> None:
-        """Check all values.
-
-        Raises:
-            UserError: a value is out of its range, or contradicts another one.
-        """
+        """Refuse a value that is out of its range, or contradicts another one."""
         Problems(self.check()).raise_any()
 
 

@@ -119,8 +119,7 @@ def check_number_type(plan: AnyPlan) -> list[Problem]:
 
 def check_launcher_settings(plan: AnyPlan) -> list[Problem]:
     """Refuse fp8, which no flag can give: `recipe.yaml` would not record it."""
-    asked = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    instead = "--bf16 true or --fp16 true"
+    asked, instead = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower(), "--bf16 true or --fp16 true"
     return [problem("launcher-sets", "--mixed_precision", asked, instead=instead)] if asked == "fp8" else []
 
 
@@ -144,9 +143,8 @@ def check_loggers(plan: AnyPlan) -> list[Problem]:
     if names in (["none"], ["all"]):
         return []
     available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    installed = ", ".join(available)
     missing = [name for name in names if name not in available]
-    return [problem("logger-missing", "--report_to", name, installed=installed) for name in missing]
+    return [problem("logger-missing", "--report_to", name, installed=", ".join(available)) for name in missing]
 
 
 CHECKS: tuple[Check, ...] = (
@@ -186,20 +184,16 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
 
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
-    config = plan.model_config
+    config, found = plan.model_config, list[Problem]()
     assert config is not None
-    found = list[Problem]()
     if plan.model.vocabulary_from_train is not None:
         from indictune.models.task_models import check_learned_vocabulary
 
         found += check_learned_vocabulary(plan.model)
-    return [
-        *found,
-        *problems_of(check_max_length, config, plan.data.max_length),
-        *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
-        *(check_snapshots(plan) if plan.launch.is_known and plan.training.snapshot_steps else []),
-        *(problems_of(check_published_base, plan.model, True) if plan.training.push_to_hub else []),
-    ]
+    found += problems_of(check_max_length, config, plan.data.max_length)
+    if plan.launch.is_known:
+        found += [*check_weights(plan, stored_quantisation(config)), *check_snapshots(plan)]
+    return found + (problems_of(check_published_base, plan.model, True) if plan.training.push_to_hub else [])
 
 
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
@@ -236,12 +230,8 @@ def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
 def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], found: list[Problem]) -> Rows:
     """The rows of a run, read and checked, and before that the first line of the run: where it trains.
 
-    A warning in capitals stands above it if a large recipe for GPUs finds none.
-
-    Args:
-        plan: of the run.
-        task: reads the rows.
-        found: problems of the plan. With any, only the first rows are read, which tell of missing columns.
+    A warning in capitals stands above it if a large recipe for GPUs finds none. If problems of the plan are found,
+    only the first rows are read, which tell of missing columns.
 
     Raises:
         UserError: all problems, those of the plan and those of the rows.

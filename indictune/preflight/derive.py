@@ -25,7 +25,6 @@ Arguments = TypeVar("Arguments")
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 
-
 # transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
 DEFAULT_EVAL_STEPS = 10.0
 
@@ -33,13 +32,7 @@ DEFAULT_EVAL_STEPS = 10.0
 def make_plan(
     recipe: Recipe, environ: Mapping[str, str], task: Task[Any, Data, Training]
 ) -> tuple[RunPlan[Data, Training], list[Problem]]:
-    """The plan of a run and the problems found so far, those of the recipe first.
-
-    Args:
-        recipe: what the user gave.
-        environ: of this process.
-        task: of the run.
-    """
+    """The plan of a run and the problems found so far, those of the recipe first."""
     plan, problems = plan_of_rows(recipe, task)
     plan = replace(plan, launch=_launch(environ, plan.training, problems), environ=environ)
     plan = take_values(plan)
@@ -53,11 +46,8 @@ def make_plan(
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
         "tf32": devices.default_tf32(training),
     }
-    derived = {
-        name: value
-        for name, value in defaults.items()
-        if name not in given and value not in (None, getattr(training, name))
-    }
+    changes = {name: value for name, value in defaults.items() if value not in (None, getattr(training, name))}
+    derived = {name: value for name, value in changes.items() if name not in given}
     if str(training.eval_strategy) == "steps" and not {"eval_steps", "logging_steps"} & given.keys():
         derived["eval_steps"] = DEFAULT_EVAL_STEPS
     if plan.launch.is_known and min(training.global_batch_size, training.per_device_train_batch_size) > 0:
@@ -85,16 +75,11 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
 
 
 def make_evaluation_plan(
-    recipe: Recipe,
-    environ: MutableMapping[str, str],
-    task: Task[Any, Any, Training],
+    recipe: Recipe, environ: MutableMapping[str, str], task: Task[Any, Any, Training]
 ) -> tuple[RunPlan[EvaluationArguments, Training], list[Problem]]:
-    """The plan of an evaluation without training, and the problems found so far.
+    """The plan of an evaluation without training, by the flags of `indictune evaluate`, and the problems found so far.
 
-    Args:
-        recipe: flags of `indictune evaluate`.
-        environ: of this process. DeepSpeed's variables are removed if it cannot evaluate.
-        task: of the training that made the model.
+    DeepSpeed's environment variables are removed if it cannot evaluate.
     """
     problems = Problems(recipe.problems)
     asked = _built(recipe, EvaluationArguments, problems)

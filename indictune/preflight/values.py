@@ -51,12 +51,7 @@ def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Pro
 
 
 def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
-    """Refuse a language, script, range of lengths or label that no row has: the first evaluation would fail.
-
-    Args:
-        metric: that `check_metric` knows.
-        tokens: with validation rows.
-    """
+    """Refuse a language, script, range of lengths or label that no validation row has: an evaluation would fail."""
     metric, rows, labels = metric.removeprefix("eval_"), tokens.validation, tokens.labels
     assert rows is not None
     origins, samples = tokens.origins.get("validation"), tokens.samples
@@ -75,22 +70,17 @@ def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:
 
 def check_samples(data: EvaluationArguments, task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse to let a model write answers that writes none."""
-    asked = data.num_sample_generations
-    return (
-        [problem("writes-no-answers", "--num_sample_generations", asked)] if asked and not task.writes_answers else []
-    )
+    asked = 0 if task.writes_answers else data.num_sample_generations
+    return [problem("writes-no-answers", "--num_sample_generations", asked)] if asked else []
 
 
 def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse the options of texts that get one label, for another task."""
     if task.takes_long_texts:
         return []
-    given = {"--long_text": vars(data).get("long_text", "truncate"), "--max_length": data.max_length}
-    return [
-        problem("long-text-of-another-task", flag, value)
-        for flag, value in given.items()
-        if value in ("head_tail", "window", AUTO)
-    ]
+    given = (("--long_text", vars(data).get("long_text", "truncate")), ("--max_length", data.max_length))
+    refused = [each for each in given if each[1] in ("head_tail", "window", AUTO)]
+    return [problem("long-text-of-another-task", *each) for each in refused]
 
 
 FIXED = {
@@ -127,9 +117,8 @@ def check_fixed_values(plan: AnyPlan) -> list[Problem]:
 
 def check_optimizer(plan: AnyPlan) -> list[Problem]:
     """Refuse an optimizer or a schedule that cannot be made."""
-    if not plan.training.learning_rate >= 0:  # `check_values` refuses it
-        return []
-    return [*_try_optimizer(plan), *_try_schedule(plan)]
+    refused_already = not plan.training.learning_rate >= 0
+    return [] if refused_already else [*_try_optimizer(plan), *_try_schedule(plan)]
 
 
 def _try_optimizer(plan: AnyPlan) -> list[Problem]:
@@ -164,11 +153,8 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
 
 
-STRATEGIES = {
-    "logging": ("no", "steps", "epoch"),
-    "eval": ("no", "steps", "epoch"),
-    "save": ("no", "steps", "epoch", "best"),
-}
+_MOMENTS = ("no", "steps", "epoch")
+STRATEGIES = {"logging": _MOMENTS, "eval": _MOMENTS, "save": (*_MOMENTS, "best")}
 
 
 def check_schedule(plan: AnyPlan) -> list[Problem]:

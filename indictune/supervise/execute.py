@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, NoReturn, cast
 
 import psutil
@@ -59,7 +58,6 @@ class SupervisedRun(Run):
     """A run with its lock, log and watchdog.
 
     Attributes:
-        ranks: of the run.
         started: when this process began, in seconds since 1970. Reports from before are not of this run.
         killed_before: processes that the kernel had killed for lack of memory when the run began.
         watchdog: of this rank; None for one process, and before `open`.
@@ -79,10 +77,7 @@ class SupervisedRun(Run):
         self.started = psutil.Process().create_time() if self.ranks.world_size > 1 else time.time()
 
     def open(self, replaceable: Collection[str]) -> None:
-        """Lock the folder and start this rank's log, unless the recipe is refused already.
-
-        Args:
-            replaceable: files of an earlier command of this kind, which this one may overwrite.
+        """Lock the folder and start this rank's log, unless the recipe is refused already; `replaceable` as `execute`.
 
         Raises:
             UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
@@ -113,19 +108,17 @@ class SupervisedRun(Run):
             self.stop_request.report_to = log.descriptors
             self.ranks.begin()
             if self.ranks.world_size > 1:
-                self._start_watchdog(log.path)
+                # A collective gives up after `--ddp_timeout`; half of that is long for anything.
+                timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
+                patience_s = max(1, timeout_s) / 2
+                self.watchdog = Watchdog(self.ranks, patience_s, log.path, self.stop_request.ask, self.end)
+                self.watchdog.start()
         except OSError as error:
             flag = "--output_dir"
             raise UserError("folder-not-writable", flag, self.output_dir, reason=error.strerror) from error
 
     def lock_folder(self) -> None:
         self._lock = lock_run_folder(self.output_dir, self._launch_name)
-
-    def _start_watchdog(self, log: Path) -> None:
-        """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
-        timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
-        self.watchdog = Watchdog(self.ranks, max(1, timeout_s) / 2, log, self.stop_request.ask, self.end)
-        self.watchdog.start()
 
     @property
     def owns_folder(self) -> bool:
@@ -144,14 +137,7 @@ class SupervisedRun(Run):
 
 
 class End(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        state: for `status.json`.
-        message: for the user; may be empty.
-        trace: of this rank's error, unless the user can mend it.
-        problems: of what the user gave.
-    """
+    """How a run ended: a message for the user, a trace unless the user can mend it, and what the user gave wrongly."""
 
     state: run_folder.State
     message: str
@@ -162,10 +148,7 @@ class End(NamedTuple):
 def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
     """Run a script's `main` and turn how it ends into a message, `status.json` and an exit code.
 
-    Args:
-        main: the script.
-        recipe: what the user gave, problems included.
-        replaceable: files in `--output_dir` that an earlier command of this kind left.
+    Files of an earlier command of this kind, `replaceable`, may be overwritten in `--output_dir`.
 
     Returns:
         0 done, 2 a problem in what the user gave, 75 stopped and can be resumed, 1 any other failure.
@@ -281,11 +264,10 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
             from indictune.hub import publish
-            from indictune.hub.publish import PushError
 
             try:
                 publish.publish_run(run.output_dir, args)
-            except PushError as error:
+            except publish.PushError as error:
                 return End("failed", str(error))
         run.show(message)
     return End("ok", "")

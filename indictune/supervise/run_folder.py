@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -47,11 +47,7 @@ _OPENED = (
 def write_status(output_dir: Path | None, state: State, message: str, problems: Sequence[Problem] = ()) -> None:
     """Write `status.json`: how the latest command on this folder ended. Exit codes do not survive launchers.
 
-    Args:
-        output_dir: the folder; None for none. A caller from Python gets the same in a file of its own.
-        state: how the command ended.
-        message: for the user.
-        problems: of which the message tells.
+    A caller from Python gets the same in a file of its own, without a folder too.
     """
     content: dict[str, Any] = {"state": state, "message": message}
     if problems:
@@ -73,12 +69,7 @@ def status_since(output_dir: Path, since: float) -> dict[str, str]:
 
 
 def check_folder(output_dir: Path) -> None:
-    """Refuse a folder that a run cannot write to and stay inside.
-
-    Raises:
-        UserError: it is a file or in a checkpoint, has a name that libraries cannot write to, or holds links where a
-            run writes.
-    """
+    """Refuse a folder that is a file or in a checkpoint, or holds links where a run writes."""
     check_outside_checkpoints(output_dir, "--output_dir")
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError("folder-expected", "--output_dir", output_dir)
@@ -99,15 +90,9 @@ def holds_files(output_dir: Path) -> bool:
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
-    """Refuse to overwrite another run, or files of the user.
+    """Refuse to overwrite another run, or files of the user, but for `replaceable` ones.
 
-    Args:
-        output_dir: of this run.
-        resume_from_checkpoint: as given; with it, a run that is there is this one.
-        replaceable: files of an earlier command of this kind, which may be overwritten.
-
-    Raises:
-        UserError: the folder holds files that this run would overwrite.
+    With `resume_from_checkpoint`, a run that is there is this one.
     """
     names = _OF_A_RUN if replaceable else _OF_A_RUN + _OVERWRITTEN
     held = [name for name in names if name not in replaceable and (output_dir / name).exists()]
@@ -119,11 +104,7 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 
 
 def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
-    """Lock a run's folder for this process, and write into the lock whose it is.
-
-    Args:
-        output_dir: of the run; it exists.
-        launch: a name that its ranks share (`process_group.launch_name`).
+    """Lock a run's folder for this process, and write into the lock whose it is: `process_group.launch_name`.
 
     Raises:
         UserError: another process has it.
@@ -133,7 +114,8 @@ def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[obj
     try:
         held = lock_if_possible(path)
     except Timeout:
-        raise _refusal(output_dir, _holder_and_launch(path)[0]) from None
+        other, _ = _holder_and_launch(path)
+        raise UserError("run-folder-in-use", "--output_dir", output_dir, other=other) from None
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n{launch}")
@@ -154,7 +136,7 @@ def wait_for_other_launch(output_dir: Path, launch: str, rank: int) -> None:
     deadline, is_told = time.monotonic() + PATIENCE_S, rank != 0
     while (other := of_another_launch(output_dir, launch)) is not None:
         if time.monotonic() > deadline or (rank == 0 and other.endswith(f" on {socket.gethostname()}")):
-            raise _refusal(output_dir, other)
+            raise UserError("run-folder-in-use", "--output_dir", output_dir, other=other)
         if not is_told:
             logger.warning("--output_dir %s: %s writes to it. Waiting for its end.", output_dir, other)
             is_told = True
@@ -180,10 +162,6 @@ def _holder_and_launch(path: Path) -> tuple[str, str]:
     return holder, launch
 
 
-def _refusal(output_dir: Path, other: str) -> UserError:
-    return UserError("run-folder-in-use", "--output_dir", output_dir, other=other)
-
-
 PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -200,11 +178,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints our own messages on the console of rank 0, above a progress bar.
-
-    Args:
-        stream: the console.
-    """
+    """Prints our own messages on the console of rank 0, above a progress bar."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(logging.INFO)
@@ -220,12 +194,8 @@ class RankLog:
     """Sends all output of this process to `logs/rank-<rank>.log`, and our own messages of rank 0 to the console too.
 
     It redirects the file descriptors, because the C++ code of torch and gloo, and DeepSpeed, print without a logger.
-    Rank 0's `sys.stderr` stays the console, for the progress bar.
-
-    Args:
-        output_dir: of the run.
-        rank: of this process.
-        verbose: show the messages of other libraries on the console too.
+    Rank 0's `sys.stderr` stays the console, for the progress bar. If `verbose`, the messages of other libraries go to
+    the console too.
 
     Attributes:
         descriptors: of the files that our own messages of this rank go to.
@@ -270,10 +240,9 @@ class NeverFailingFile(io.FileIO):
 
     def write(self, content: Any, /) -> int:
         """Write, and report success in any case."""
-        try:
+        written = None
+        with suppress(OSError):
             written = super().write(content)
-        except OSError:
-            written = None
         return memoryview(content).nbytes if written is None else written
 
 

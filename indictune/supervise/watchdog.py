@@ -129,14 +129,13 @@ class Ranks:
                 return None
             time.sleep(0.1)
 
-    def gone(self) -> dict[int, str]:
-        """A sentence for each rank of this launcher that is gone without a report."""
-        return {rank: f"{_name(rank, each)} {_GONE}" for rank, each in self._in_state(_GONE).items()}
+    def gone(self, state: str = _GONE) -> dict[int, str]:
+        """A sentence for each rank of this launcher that is gone, or in another state, without a report."""
+        return {rank: f"{_name(rank, each)} {state}" for rank, each in self._in_state(state).items()}
 
     def dead(self) -> dict[int, str]:
         """A sentence for each rank of this launcher that is stopped, or gone without a report."""
-        stopped = self._in_state(_STOPPED)
-        return self.gone() | {rank: f"{_name(rank, each)} {_STOPPED}" for rank, each in stopped.items()}
+        return self.gone() | self.gone(_STOPPED)
 
     def kill_stopped(self) -> None:
         """Kill the stopped ranks of this launcher.

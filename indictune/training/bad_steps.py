@@ -14,7 +14,7 @@ from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import collectives
 from indictune.distributed.strategy import leaves_bad_steps_out
 from indictune.errors import problem
-from indictune.files import Record, json_line, keep_lines
+from indictune.files import Record, keep_lines
 from indictune.upstream import loss_scale
 
 
@@ -129,8 +129,7 @@ class BadSteps:
         rows = [row for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
         places = [self.row_location(row) for row in rows]
         if self.record is not None:
-            noted = {"step": step, "action": action, "loss": loss, "rows": rows, "places": places}
-            self.record.append(json_line(noted))
+            self.record.append({"step": step, "action": action, "loss": loss, "rows": rows, "places": places})
         others = len(places) - _ROWS_IN_MESSAGE
         more = f" and {others} more ({FILE} lists them)" if others > 0 else ""
         return ", ".join(places[:_ROWS_IN_MESSAGE]) + more

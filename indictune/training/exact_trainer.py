@@ -49,8 +49,6 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
-        context: of the run; None without one.
-        settings: of the Trainer.
     """
 
     def __init__(
@@ -261,11 +259,7 @@ class ExactTrainer(TaskTrainer):
 
 
 class IndicTrainer(ExactTrainer):
-    """Trains a model towards an objective.
-
-    Args:
-        objective: loss, collation and metrics. The other arguments are those of `ExactTrainer`.
-    """
+    """Trains a model towards an objective. The other arguments are those of `ExactTrainer`."""
 
     args: IndicTrainingArguments
 

@@ -224,11 +224,7 @@ def load_model(
     tokens: Tokens,
     point: ResumePoint,
 ) -> Model:
-    """The model, ready to train. All ranks must call it: one may read the weights and send them.
-
-    Raises:
-        UserError: the weights cannot be read, or the model cannot have the asked active vocabulary.
-    """
+    """The model, ready to train. All ranks must call it: one may read the weights and send them."""
     with reading_weights(args, splits_one_model(plan.launch)) as reads_weights:
         model = task.load_model(plan, args, rows, reads_weights)
     if "active_vocabulary" in plan.configuration:
@@ -325,11 +321,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 
 
 def flag_contents(plan: AnyPlan) -> compatibility.Content:
-    """The values in files that flags name, as far as they change the steps.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
+    """The values in files that flags name, as far as they change the steps; a `UserError` if one cannot be read."""
     found: compatibility.Content = {}
     weights = plan.configuration.get("class_weights")
     if weights not in (None, labels.BALANCED):

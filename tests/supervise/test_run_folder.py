@@ -98,7 +98,7 @@ class TestWriting:
         write_yaml(tmp_path / RECIPE, {"train_file": name})
         assert yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8")) == {"train_file": name}
         record = Record(tmp_path / "log.jsonl")
-        record.append(json.dumps({"file": name}, ensure_ascii=False) + "\n")
+        record.append({"file": name})
         assert json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8")) == {"file": name}
 
     def test_json_keeps_indian_scripts_readable(self, tmp_path: Path) -> None:

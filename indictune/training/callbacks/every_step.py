@@ -264,14 +264,11 @@ class TrainLog(TrainerCallback):
             return
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
-        self.record.append(json_line(entry))
+        self.record.append(entry)
+        began, first_step = self._began
+        a_step = (time.monotonic() - began) / max(1, state.global_step - first_step)  # with its evaluations
+        left = timedelta(seconds=round(a_step * (state.max_steps - state.global_step)))
         logger.info(
             "step %d of %d: loss %.4f, %.0f rows/s, %s left",
-            *(state.global_step, state.max_steps, entry["loss"], entry["samples_per_second"], self._time_left(state)),
+            *(state.global_step, state.max_steps, entry["loss"], entry["samples_per_second"], left),
         )
-
-    def _time_left(self, state: TrainerState) -> str:
-        """The time of the steps that are left, if they take as long as those of this start, evaluations included."""
-        began, first_step = self._began
-        a_step = (time.monotonic() - began) / max(1, state.global_step - first_step)
-        return str(timedelta(seconds=round(a_step * (state.max_steps - state.global_step))))

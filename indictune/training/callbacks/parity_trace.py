@@ -19,7 +19,7 @@ from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.devices import dtype_of
 from indictune.distributed.parallelism import max_norm
 from indictune.distributed.sharding import unwrapped
-from indictune.files import Record, json_line
+from indictune.files import Record
 from indictune.tasks.protocol import Collator
 from indictune.training.exact_trainer import ExactTrainer
 
@@ -68,7 +68,7 @@ class ParityTrace(TrainerCallback):
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.trainer.args.process_index == 0:
-            self.record.append(json_line(line))
+            self.record.append(line)
 
     def _noting(self, collator: Collator) -> Collator:
 

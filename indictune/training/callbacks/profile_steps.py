@@ -52,22 +52,19 @@ def _write_trace(profiler: profile, path: Path) -> list[dict[str, Any]]:
 
 
 def _text(known: list[RankTimes], first_step: int, worst: Slowest | None) -> str:
+    """The table, the slowest rank, and what it spends more time on than the others; small differences are left out."""
     lines = []
     for each in known:
         times = (each.step_s, each.compute_s, each.communication_s, each.overlapped_s, each.exposed_s)
         lines.append([str(each.rank), *(f"{1000 * time:.1f}" for time in (*times, sum(each.gaps_s.values())))])
     steps = f"profile of steps {first_step} to {first_step + known[0].steps - 1}"
-    return "\n".join([steps, table(_HEADER, lines), *([] if worst is None else [_sentence(worst)])])
-
-
-def _sentence(worst: Slowest) -> str:
-    """Names the slowest rank, and what it spends more time on than the others; small differences are left out."""
+    if worst is None:
+        return "\n".join([steps, table(_HEADER, lines)])
     least = (worst.own_s - worst.others_s) / 10
     more = [f"{1000 * time:.1f} ms more in {part}" for part, time in worst.more_s.items() if time > least]
-    return (
-        f"slowest: rank {worst.rank}, {1000 * worst.own_s:.1f} ms a step without exposed communication; the others "
-        f"{1000 * worst.others_s:.1f} ms\nof these, {', '.join(more)}"
-    )
+    slowest = f"slowest: rank {worst.rank}, {1000 * worst.own_s:.1f} ms a step without exposed communication; "
+    slowest += f"the others {1000 * worst.others_s:.1f} ms\nof these, {', '.join(more)}"
+    return "\n".join([steps, table(_HEADER, lines), slowest])
 
 
 # Steps before those that count: they open connections and grow memory, and in the last one the profiler starts.

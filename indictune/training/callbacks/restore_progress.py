@@ -11,6 +11,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from indictune import upstream
 from indictune.checkpoint import compatibility, store, train_state
+from indictune.checkpoint.compatibility import COMPARES
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
@@ -24,11 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
-    """Refuse to resume with other rows: the checkpoint's position in them would mean nothing.
-
-    Raises:
-        UserError: `resume-other-rows`.
-    """
+    """Refuse to resume with other rows: the checkpoint's position in them would mean nothing."""
     if _manifest_of(checkpoint).data != trainer.data_digest:
         raise UserError("resume-other-rows", "--resume_from_checkpoint", checkpoint)
 
@@ -67,9 +64,9 @@ class RestoreProgress(TrainerCallback):
         self._restore_random_states(args)  # within an epoch: beginning its loader has drawn a number
 
     def _restore_random_states(self, args: TrainingArguments) -> None:
-        if self._random_states is not None:
-            self._load_random_states(self._random_states, args)
-            self._random_states = None
+        checkpoint, self._random_states = self._random_states, None
+        if checkpoint is not None:
+            self._load_random_states(checkpoint, args)
 
     def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
         is_same_split = _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
@@ -130,8 +127,9 @@ class RestoreProgress(TrainerCallback):
             self.trainer.checkpoints.facts.validation = manifest.validation  # the best is still of those
         digests = manifest.validation, self.trainer.checkpoints.facts.validation
         has_other_rows = None not in digests and digests[0] != digests[1]
-        now = {name: getattr(self.trainer.args, name) for name in compatibility.COMPARES}
-        if has_other_rows or compatibility.has_changed(self.checkpoint, now):
+        before, args = compatibility.settings_of(self.checkpoint), self.trainer.args
+        by_other_metric = any(before.get(name, getattr(args, name)) != getattr(args, name) for name in COMPARES)
+        if has_other_rows or by_other_metric:
             logger.warning(
                 "%s was compared with others by another metric or on other validation rows: the best so far is "
                 "forgotten, and --early_stopping_patience counts anew.",
