@@ -13,7 +13,8 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed import strategy
-from indictune.distributed.devices import dtype_of, steps_of_run
+from indictune.distributed.batch_size import steps_of_run
+from indictune.distributed.devices import dtype_of
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.vocabulary_choice import count_active_rows
 from indictune.errors import Problem

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from indictune.config.plan import Launch
-from indictune.distributed import collectives, process_group
+from indictune.distributed import collectives, elastic, process_group
 from indictune.distributed.launch import is_one_node, rank_of
 from indictune.distributed.sharding import local_part
 from indictune.errors import Problem, problem
@@ -268,7 +268,7 @@ def tell_other_nodes(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
     if is_one_node(environ):
         return
-    may_wait = process_group.most_restarts(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    may_wait = elastic.most_restarts(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if may_wait and not _CONNECTED:
         return  # all other ranks would have to come
     with suppress(DistError):
@@ -282,8 +282,8 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
     if not _CONNECTED:
         timeout = timedelta(seconds=timeout_s)
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        name = process_group.attempt(environ)
-        if process_group.most_restarts(environ):  # torchrun may start a run again in the same store, with other nodes
+        name = elastic.attempt(environ)
+        if elastic.most_restarts(environ):  # torchrun may start a run again in the same store, with other nodes
             name = process_group.agree_on_name(store, rank, world_size, timeout)
         _CONNECTED.append(PrefixStore(f"indictune/{name}", store))
     return _CONNECTED[0]

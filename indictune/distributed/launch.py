@@ -10,68 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
-
 from indictune.config.plan import Axes, Launch
 from indictune.console_text import holds_token
 from indictune.distributed import zero
+from indictune.distributed.fsdp import unsupported_fsdp_keys
 from indictune.errors import UserError
-
-# What FSDP 1 calls a strategy -> whether FSDP2 frees a layer's gathered weights after its forward pass. The others
-# keep copies of the weights.
-_RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
-
-
-def is_fsdp_1(environ: Mapping[str, str]) -> bool:
-    """Whether an accelerate config asks for FSDP 1, which is its default."""
-    return environ.get("ACCELERATE_USE_FSDP") == "true" and environ.get("FSDP_VERSION", "1") == "1"
-
-
-def unsupported_fsdp_keys(environ: Mapping[str, str]) -> list[str]:
-    """`key: value` of each setting that FSDP2 does not have, or that splits rows in other ways than a run here."""
-    found = []
-    if is_fsdp_1(environ) and (asked := _sharding(environ)) not in _RESHARDS:
-        found.append(f"fsdp_sharding_strategy: {asked}")
-    if environ.get("ACCELERATE_USE_FSDP") == "true":
-        if ignored := environ.get("FSDP_IGNORED_MODULES"):
-            found.append(f"fsdp_ignored_modules: {ignored}")
-        if environ.get("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") == "true":
-            found.append("fsdp_activation_checkpointing_offload: true")
-    if (size := environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")) != "1":
-        found.append(f"parallelism_config_sp_size: {size}")
-    return found
-
-
-def note_of_fsdp_1(environ: Mapping[str, str]) -> str:
-    """What the user has to know of a config for FSDP 1."""
-    asked = _sharding(environ)
-    return f"The strategy file is for FSDP 1. FSDP2 runs it: {asked} is reshard_after_forward {_RESHARDS[asked]}."
-
-
-def use_fsdp_2(environ: MutableMapping[str, str]) -> None:
-    """Make accelerate run FSDP2, and shard the layers that `sharding.repeated_blocks` finds.
-
-    FSDP2 prefetches, broadcasts weights and keeps the original parameters by itself. Checkpoints are always in shards.
-    """
-    if environ.get("ACCELERATE_USE_FSDP") != "true":
-        return
-    if is_fsdp_1(environ):
-        environ["FSDP_RESHARD_AFTER_FORWARD"] = _RESHARDS[_sharding(environ)]
-        environ["FSDP_VERSION"] = "2"
-    environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
-    environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
-    environ["FSDP_ACTIVATION_CHECKPOINTING"] = "false"  # --gradient_checkpointing says it
-
-
-def _sharding(environ: Mapping[str, str]) -> str:
-    """The strategy of FSDP 1, by its name.
-
-    A newer config names it as `fsdp_reshard_after_forward`, where accelerate (1.15) puts "true" if it has none.
-    """
-    newer = environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").upper()
-    asked = newer if newer in FSDP_SHARDING_STRATEGY else environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()
-    return FSDP_SHARDING_STRATEGY[int(asked) - 1] if asked.isdigit() else asked
-
 
 OPEN = -1  # in a strategy file: as many processes as the other axes leave
 

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.state import DistributedType
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
-from indictune.distributed import collectives, sharding
+from indictune.distributed import collectives, fsdp, sharding
+from indictune.distributed.ddp import gradient_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
 from indictune.models.load import without_adapter
 from indictune.models.task_models import is_unread
@@ -91,7 +89,7 @@ class Parallelism:
         assert trainer.model is not None
         if trainer.accelerator.distributed_type == DistributedType.FSDP:
             data = self.mesh[SHARDS] if self.mesh[REPLICAS].size() == 1 else self.mesh[REPLICAS, SHARDS]
-            sharding.shard_blocks(trainer.model, data, trainer.accelerator.state.fsdp_plugin)
+            fsdp.shard_blocks(trainer.model, data, trainer.accelerator.state.fsdp_plugin)
         else:
             trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
@@ -221,61 +219,3 @@ def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArgum
     if own is not None and not is_first:
         own.copy_(sharding.split_like(own, sent, name))
 
-
-def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:
-    """Run backward passes until DDP sends gradients in the buckets that it keeps from then on.
-
-    DDP (torch 2.13) sends one bucket until it knows the order of the gradients, and then several. With three ranks or
-    more, the buckets decide in which order gradients are added: a resumed run would differ in the last bit. The
-    gradients of a step, the forward and backward pass of a micro-batch, are dropped.
-    """
-    if not isinstance(model, DistributedDataParallel) or not (passes := passes_until_settled(model)):
-        return
-    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
-    for _ in range(passes):
-        step()
-    model.require_backward_grad_sync = before
-    model.zero_grad()
-
-
-def passes_until_settled(model: DistributedDataParallel) -> int:
-    """How many backward passes come before the buckets stay as they are; 0 where they do not matter."""
-    if torch.distributed.get_world_size() < 3:
-        return 0
-    if model.static_graph:
-        return 2  # the first pass finds out which parameters have a gradient
-    return 0 if model.find_unused_parameters else 1
-
-
-def gradient_buckets(args: IndicTrainingArguments) -> DistributedDataParallelKwargs:
-    """How replicas sum their gradients.
-
-    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed. It keeps
-    each gradient twice, and broadcasts constant buffers before every forward pass. With a static graph torch looks for
-    unused parameters once. Some models have them (XLNet).
-    """
-    # torch 2.13 fails under accumulation with a static graph: "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
-    static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
-    looks = args.ddp_find_unused_parameters
-    if looks is None:
-        looks = not (static_graph or args.gradient_checkpointing)
-    given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
-    kind = SumsInBfloat16 if args.reduce_dtype == "bfloat16" else DistributedDataParallelKwargs
-    return kind(
-        broadcast_buffers=bool(args.ddp_broadcast_buffers),
-        find_unused_parameters=looks,
-        gradient_as_bucket_view=True,
-        static_graph=static_graph,
-        **given,
-    )
-
-
-class SumsInBfloat16(DistributedDataParallelKwargs):  # type: ignore[misc]
-    """accelerate's settings of DDP, which then sums gradients in bfloat16."""
-
-    def register_comm_hook(self, model: DistributedDataParallel) -> None:
-        """Add torch's bf16 hook by another name, when accelerate has made the DDP.
-
-        torch 2.13 refuses its own by name without NCCL, though it works on gloo.
-        """
-        model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))

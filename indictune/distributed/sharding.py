@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
-from accelerate.utils.constants import FSDP_MODEL_NAME
 from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -23,7 +22,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from indictune.config.plan import Launch
-from indictune.distributed import collectives, upstream
+from indictune.distributed import collectives, fsdp, upstream
 from indictune.distributed.launch import engine_of
 from indictune.distributed.upstream import divide_and_copy, use_first_gpu
 from indictune.errors import UserError
@@ -31,8 +30,6 @@ from indictune.run import OWN_PROGRESS
 from indictune.upstream import set_weight_conversions, weight_conversions
 
 if TYPE_CHECKING:
-    from accelerate.utils import FullyShardedDataParallelPlugin
-    from torch.distributed.device_mesh import DeviceMesh
     from transformers import Trainer  # slow to import
 
 
@@ -77,56 +74,13 @@ def started_strategy(training_args: TrainingArguments) -> str:
     return "fsdp2" if asked_fsdp and kind != DistributedType.MULTI_CPU else "ddp"
 
 
-WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"  # the folder in a checkpoint
-EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-
-
-def repeated_blocks(model: nn.Module) -> list[str]:
-    """Class names of the layers that a model repeats, the members of its outermost module lists. FSDP wraps them.
-
-    transformers' `_no_split_modules` also names BERT's embeddings, which accelerate would shard twice ("Expects tensor
-    to be unsharded", or a None invariant at the first step).
-
-    Raises:
-        ValueError: the model has no list of layers.
-    """
-    lists = {name: each for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) > 0}
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of repeated layers to shard.")
-    outermost = [lists[name] for name in lists if not any(name.startswith(f"{outer}.") for outer in lists)]
-    return sorted({type(block).__name__ for blocks in outermost for block in blocks})
-
-
-def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Shard a split model by FSDP2 over the data axis, or over replicas x shards, as accelerate would.
-
-    accelerate (1.15, `_prepare_tp`) would wrap all other weights as DTensors by a class that transformers 5.23 lacks.
-    It leaves a model alone that is sharded already.
-    """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # slow
-
-    if isinstance(model, FSDPModule):
-        return
-    settings: dict[str, Any] = {
-        "mesh": mesh,
-        "offload_policy": plugin.cpu_offload,
-        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
-    }
-    blocks = set(repeated_blocks(model))
-    for module in reversed(list(model.modules())):  # inner ones first
-        if type(module).__name__ in blocks:
-            fully_shard(module, reshard_after_forward=plugin.reshard_after_forward, **settings)
-    fully_shard(model, **settings)
-    plugin.transformer_cls_names_to_wrap = [f"FSDP{name}" for name in blocks]  # accelerate looks for them
-
-
 def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
     """Set the environment variables by which accelerate shards this architecture. Call it before the Trainer exists.
 
     FSDP2 needs a model that is compiled block by block (accelerate 1.15, `compile_regions_fsdp2`). If it is compiled
     as a whole, the hooks that gather and free its layers never run, and nothing is compiled (torch 2.13).
     """
-    os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
+    os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(fsdp.repeated_blocks(model))
     if started_strategy(args) == "fsdp2":
         os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     for module in model.modules():
@@ -292,12 +246,12 @@ def _hidden_from_transformers() -> Iterator[bool]:
     With it, transformers (5.23) still reads all weights on every rank. Weights that the checkpoint lacks get data on
     one rank only ("KeyError" when such an optimizer is saved).
     """
-    before = os.environ.pop(EFFICIENT, None)
+    before = os.environ.pop(fsdp.EFFICIENT, None)
     try:
         yield before == "true"
     finally:
         if before is not None:
-            os.environ[EFFICIENT] = before
+            os.environ[fsdp.EFFICIENT] = before
 
 
 @contextmanager

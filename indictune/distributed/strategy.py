@@ -13,15 +13,8 @@ from torch.optim import Optimizer
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
 from indictune.distributed import zero
-from indictune.distributed.launch import (
-    engine_of,
-    hand_over,
-    is_fsdp_1,
-    note_of_fsdp_1,
-    splits_model,
-    starts_one_of_several,
-    use_fsdp_2,
-)
+from indictune.distributed.fsdp import is_fsdp_1, note_of_fsdp_1, use_fsdp_2
+from indictune.distributed.launch import engine_of, hand_over, splits_model, starts_one_of_several
 from indictune.distributed.upstream import bitsandbytes_optimizers
 from indictune.distributed.zero import FileValue
 from indictune.errors import Problem, problem

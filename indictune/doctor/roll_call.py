@@ -25,7 +25,7 @@ import psutil
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from indictune.distributed import agreement, process_group
+from indictune.distributed import agreement, elastic
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.doctor.check_lines import Outcome
 from indictune.stop_signals import OF_SCHEDULERS, Stopped
@@ -261,7 +261,7 @@ def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> St
     serves = is_first and rank_of(environ) == 0 and not by_launcher
     address, timeout = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), timedelta(seconds=timeout_s)
     store = TCPStore(*address, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True)
-    return PrefixStore(f"doctor/{process_group.attempt(environ)}", store)
+    return PrefixStore(f"doctor/{elastic.attempt(environ)}", store)
 
 
 def why_silent(pid: int, host: str) -> tuple[str, str]:

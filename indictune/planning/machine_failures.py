@@ -21,7 +21,7 @@ from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan, Axes
 from indictune.console_text import shown_bytes
 from indictune.data.collation import lengths_of
-from indictune.distributed import process_group
+from indictune.distributed import elastic
 from indictune.distributed.devices import meta_of
 from indictune.distributed.launch import engine_of
 from indictune.distributed.upstream import whole_gradients
@@ -342,7 +342,7 @@ def _explained(
         return problem("shared-memory-full", SHARED_MEMORY, **sizes)
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
-    restarts = 0 if plan is None or plan.launch.is_one_node else process_group.most_restarts(plan.environ)
+    restarts = 0 if plan is None or plan.launch.is_one_node else elastic.most_restarts(plan.environ)
     if restarts and (lost := _LOST_PEER.search(text)):
         return problem("rank-of-other-node-lost", reason=lost[0], restarts=restarts)
     if is_out_of_memory(error):

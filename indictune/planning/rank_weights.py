@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from indictune.config.plan import Axes
+from indictune.distributed.fsdp import repeated_blocks
 from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, spans
-from indictune.distributed.sharding import repeated_blocks
 from indictune.distributed.tensor import styles_of
 from indictune.models.config_shapes import MetaModel
 

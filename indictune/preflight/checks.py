@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from indictune.checkpoint import compatibility
 from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted, choose_resume_point
 from indictune.config.plan import AnyPlan, RunPlan
-from indictune.distributed import process_group
+from indictune.distributed import elastic
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
@@ -41,7 +41,7 @@ RESUME_FLAG = "--resume_from_checkpoint"
 
 def check_resume(plan: AnyPlan) -> list[Problem]:
     """Refuse a checkpoint that does not exist, is not trusted, or does not fit the plan."""
-    asked, max_restarts = plan.training.resume_from_checkpoint, process_group.most_restarts(plan.environ)
+    asked, max_restarts = plan.training.resume_from_checkpoint, elastic.most_restarts(plan.environ)
     found = problems_of(_check_checkpoint, plan)
     if max_restarts and asked not in (None, AUTO):  # without a name, the restarted command resumes by itself
         found.insert(0, problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts))

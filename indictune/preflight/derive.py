@@ -12,7 +12,7 @@ from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import devices
-from indictune.distributed.devices import split_batch
+from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy import default_optimizer, take_values
 from indictune.errors import Problem, Problems, UserError

@@ -24,7 +24,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable, without_tokens
-from indictune.distributed import launch, process_group
+from indictune.distributed import elastic, launch
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, checkpoint_around, is_finished
@@ -70,7 +70,7 @@ class SupervisedRun(Run):
     def __init__(self, recipe: Recipe, rank: int) -> None:
         super().__init__(recipe, rank)
         self._lock: object = None
-        self._launch_name = process_group.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
+        self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
         self.killed_before = killed_processes()
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
         # psutil (7) may be a second early, and a lone process would take the report of the command before for its own.
@@ -157,8 +157,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     shares_rows = bool(replaceable) or training.max_tokens_per_device is not None
     fixed_rows = None if shares_rows else rows_at_once
-    world = process_group.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
-    if process_group.most_restarts(os.environ) and not replaceable:
+    world = elastic.choose_world(os.environ, rows, fixed_rows, recipe.values.get("deepspeed"))
+    if elastic.most_restarts(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
     if _is_finished(run):
@@ -167,7 +167,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
             _report(run, end)
         return run_folder.EXIT_CODES[end.state]
     if world.idle and run.rank >= world.used:
-        return process_group.wait_idle()
+        return elastic.wait_idle()
     if _was_stopped_before(run):
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
@@ -207,7 +207,7 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
     newest = next(map(store.read_manifest, store.checkpoints_in(run.output_dir)), None)
     here = launch.local_world_size_of(os.environ)
     was_elsewhere = newest is not None and newest.world_size > here
-    if not process_group.restarts_so_far(os.environ) or not run.ranks.all_here or was_elsewhere:
+    if not elastic.restarts_so_far(os.environ) or not run.ranks.all_here or was_elsewhere:
         return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"

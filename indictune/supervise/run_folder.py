@@ -104,7 +104,7 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 
 
 def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
-    """Lock a run's folder for this process, and write into the lock whose it is: `process_group.launch_name`.
+    """Lock a run's folder for this process, and write into the lock whose it is: `elastic.launch_name`.
 
     Raises:
         UserError: another process has it.

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from indictune.distributed import collectives, launch, process_group
+from indictune.distributed import collectives, elastic, launch, process_group
 from indictune.files import write_whole
 from indictune.run import OWN_PROGRESS, Progress
 
@@ -41,7 +41,7 @@ class Heartbeat:
     """Who a rank is, how far it is (as in `Progress`), and how it ended.
 
     Attributes:
-        attempt: the name that the ranks of one start share (`process_group.attempt`).
+        attempt: the name that the ranks of one start share (`elastic.attempt`).
         born: when its process began, in seconds since 1970.
         launcher: its parent process.
         state: how it ended; empty while it runs.
@@ -92,7 +92,7 @@ class Ranks:
             launch.world_size_of(environ),
             launch.is_one_node(environ),
         )
-        return cls(logs, rank, world_size, process_group.attempt(environ), all_here)
+        return cls(logs, rank, world_size, elastic.attempt(environ), all_here)
 
     def begin(self) -> None:
         """Write the first heartbeat. Before this call the folder may belong to another run."""

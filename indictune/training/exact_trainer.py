@@ -25,8 +25,9 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
+from indictune.distributed.ddp import settle_buckets
 from indictune.distributed.launch import shown_axes
-from indictune.distributed.parallelism import Parallelism, settle_buckets
+from indictune.distributed.parallelism import Parallelism
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS

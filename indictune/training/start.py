@@ -32,7 +32,8 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.distributed import collectives, process_group, sharding, strategy, zero
-from indictune.distributed.devices import check_cpu_time, split_batch
+from indictune.distributed.batch_size import split_batch
+from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights

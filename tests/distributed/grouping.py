@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch.distributed import distributed_c10d
 
 from indictune.config.recipe import read_recipe
-from indictune.distributed import process_group
+from indictune.distributed import elastic
 from indictune.distributed.launch import engine_of
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
@@ -25,7 +25,7 @@ from indictune.training.start import start
 
 
 def main(run: Run) -> None:
-    if process_group.restarts_so_far(os.environ) < process_group.most_restarts(os.environ):
+    if elastic.restarts_so_far(os.environ) < elastic.most_restarts(os.environ):
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
     no_rows = Dataset.from_dict({"length": [], "input_ids": [], "labels": [], "language": []})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from indictune.commands.train import Asked, TrainFlags, fit_data_ranks
 from indictune.config.plan import Launch
+from indictune.distributed.batch_size import accumulation_steps, split_batch, steps_of_run
 from indictune.distributed.choose_launcher import choose_launcher
-from indictune.distributed.devices import accumulation_steps, split_batch, steps_of_run
 from indictune.errors import UserError
 from tests.refusals import refused
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.distributed.parallelism import gradient_buckets, passes_until_settled
+from indictune.distributed.ddp import gradient_buckets, passes_until_settled
 
 
 def test_a_type_that_is_not_there_is_refused_by_name() -> None:

@@ -9,7 +9,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from indictune.config.plan import Launch
-from indictune.distributed.process_group import World, agree_on_name, attempt, choose_world, join
+from indictune.distributed.elastic import World, attempt, choose_world
+from indictune.distributed.process_group import agree_on_name, join
 from indictune.errors import UserError
 from indictune.planning.machine_failures import explain_failure
 from tests.plans import plan_of

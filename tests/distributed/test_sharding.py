@@ -12,7 +12,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, TrainingArguments
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
-from indictune.distributed.sharding import fit_to_model, repeated_blocks, whole_models
+from indictune.distributed.fsdp import repeated_blocks
+from indictune.distributed.sharding import fit_to_model, whole_models
 from tests.models.tiny import CONFIGS
 
 BLOCKS = {

@@ -21,7 +21,7 @@ from transformers import set_seed
 from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.data.collation import IndexedRows
-from indictune.distributed import cpu_fallback, sharding
+from indictune.distributed import cpu_fallback, fsdp, sharding
 from indictune.distributed.parallelism import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
@@ -85,7 +85,7 @@ def without_borrowed_type() -> None:
 
 def without_chosen_blocks() -> None:
     """FSDP2 wraps what transformers names, BERT's embeddings among it."""
-    sharding.repeated_blocks = lambda model: ["BertEmbeddings", "BertLayer"]
+    fsdp.repeated_blocks = lambda model: ["BertEmbeddings", "BertLayer"]
 
 
 def without_released_parameters() -> None:
