@@ -22,7 +22,8 @@ from indictune.config.command_line import (
     scripts_with,
     unknown_name,
 )
-from indictune.console_text import holds_token, printable, without_tokens
+from indictune.console_text import printable
+from indictune.credentials import holds_token, without_tokens
 from indictune.errors import UserError
 
 _LOOK_EVERY_S = 0.5

@@ -19,7 +19,8 @@ from indictune.config.command_line import (
     read_flags,
     unknown_name,
 )
-from indictune.console_text import in_columns, printable, without_tokens
+from indictune.console_text import in_columns, printable
+from indictune.credentials import without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.versions import __version__
 

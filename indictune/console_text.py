@@ -1,4 +1,4 @@
-"""Plain text for consoles and logs: tables, lines and sizes, without control characters and access tokens."""
+"""Plain text for consoles and logs: tables, lines and sizes, without control characters."""
 
 from __future__ import annotations
 
@@ -7,26 +7,12 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
-
-import yaml
 
 COLUMN_GAP = "  "
 
 # Control characters, marks that change the direction of writing, and half surrogate pairs. The latter stand for bytes
 # of a file name that are no UTF-8. No stream takes them.
 _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-# A token of the Hub: 34 characters after its prefix, or an OAuth or JWT token, which has other signs too. File names
-# are seldom as long.
-_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}")
-_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
-# A signed URL of the Hub's storage opens a private file to everybody, for an hour.
-_SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
-_SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
-FIELD = "hub_token"
-# What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, raise Python's own errors.
-NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
@@ -88,48 +74,3 @@ def display_width(text: str) -> int:
     shown = [each for each in text if unicodedata.category(each) not in ("Mn", "Me", "Cf")]
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in shown)
 
-
-def holds_token(text: str) -> bool:
-    """Whether a text holds a token: one of the Hub's form, the user's own, or a URL with a login."""
-    own = _own()
-    return any(kind.search(text) for kind in (_TOKEN, _LOGIN)) or (own is not None and own in text)
-
-
-def without_tokens(text: str) -> str:
-    """Replace tokens, logins and signatures in a text, for logs and consoles. Libraries repeat whole URLs."""
-    for kind, shown in ((_LOGIN, "(a login)@"), (_SIGNATURE, r"\1(hidden)"), (_TOKEN, "(a token)")):
-        text = kind.sub(shown, text)
-    own = _own()
-    return text if own is None else text.replace(own, "(a token)")
-
-
-def _own() -> str | None:
-    own = (os.environ.get("HF_TOKEN") or _logged_in() or "").strip()
-    return own if len(own) >= _SHORTEST else None
-
-
-@cache
-def _logged_in() -> str | None:
-    """The token of `hf auth login`, read once.
-
-    huggingface_hub (2.4) reads files, may ask the network, and logs under a lock. No log line may wait for that.
-    """
-    from huggingface_hub import get_token  # slow
-
-    try:
-        return get_token()
-    except Exception:  # an unreadable token is not sent either
-        return None
-
-
-def without_its_text(error: Exception) -> str:
-    """What is wrong in a YAML text, and where, of an error of `NOT_YAML`.
-
-    PyYAML's own message shows the line, which may hold a token.
-    """
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"{error.reason} (character {error.position + 1})"
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
-        return "a value does not fit its form (a date, or the tag before it)"
-    problem = "it holds a token" if holds_token(error.problem) else error.problem
-    return f"{problem} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"

@@ -19,8 +19,8 @@ from tests.ranks.launching import ROOT, python, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.errors", "indictune.console_text", "indictune.versions", "indictune.upstream"}
-    | {"indictune.stop_signals"},
+    {"indictune.credentials", "indictune.errors", "indictune.console_text", "indictune.stop_signals"}
+    | {"indictune.upstream", "indictune.versions"},
     {"indictune.config"},
     {"indictune.run", "indictune.files", "indictune.before_imports"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
@@ -116,7 +116,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_arguments_and_recipes_import_only_basic_modules() -> None:
-    known = {"indictune.errors", "indictune.console_text"}
+    known = {"indictune.errors", "indictune.credentials"}
     light = ("shared_arguments", "command_line")
     known |= {f"indictune.config.{name}" for name in light}
     for name in ("arguments", "recipe"):

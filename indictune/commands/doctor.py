@@ -19,7 +19,8 @@ from indictune.commands.prepare import task_of_flags
 from indictune.config.command_line import with_flag
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import Checked, flag
-from indictune.console_text import printable, without_tokens
+from indictune.console_text import printable
+from indictune.credentials import without_tokens
 from indictune.distributed.agreement import unreachable
 from indictune.distributed.launch import rank_of, read_launch
 from indictune.doctor.check_lines import Outcome, exit_code, of_problem

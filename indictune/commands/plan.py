@@ -33,7 +33,7 @@ from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.config_shapes import meta_model
 from indictune.models.load import check_max_length, read_config, stored_quantisation
 from indictune.planning.candidates import Candidate, candidates, unknown_lengths
-from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name, this_machine
+from indictune.planning.hardware import DEFAULT_GPU, Machine, assumed, link_name, machine_of_flags, this_machine
 from indictune.planning.rank_bytes import is_half
 from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths, flops_of_gpu
@@ -97,7 +97,7 @@ def _asked(recipe: Recipe, task: Task[Any, Any, Any], typed: Collection[str]) ->
     """The machine of the flags. All problems of flags and recipe are raised before a model is looked for."""
     problems = Problems(recipe.problems)
     args = problems.attempt(recipe.build, PlanFlags)
-    machine = None if args is None else problems.attempt(asked_machine, args)
+    machine = None if args is None else problems.attempt(machine_of_flags, args)
     if args is not None and args.plot is not None and not Path(args.plot).absolute().parent.is_dir():
         problems.append(problem("plan-not-written", "--plot", args.plot, reason="there is no such folder"))
     if not {"config", "model_name_or_path"} & set(typed):

@@ -12,7 +12,8 @@ from huggingface_hub import HfApi, get_token
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
-from indictune.console_text import printable, without_tokens
+from indictune.console_text import printable
+from indictune.credentials import without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import NOT_PUSHED, check_outside_checkpoints, write_whole
 from indictune.hub.card import CARD, write_card

@@ -25,7 +25,7 @@ from indictune.config.command_line import (
     unknown_name,
 )
 from indictune.config.shared_arguments import Checked, flag
-from indictune.console_text import without_tokens
+from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
 from indictune.stop_signals import OF_SCHEDULERS, killed_processes

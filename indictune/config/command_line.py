@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 from yaml.constructor import BaseConstructor, ConstructorError
 
-from indictune.console_text import NOT_YAML, holds_token, without_its_text
+from indictune.credentials import NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problem, UserError, problem
 
 # Task -> file in scripts/.

@@ -14,7 +14,7 @@ from transformers import HfArgumentParser
 
 from indictune.config.command_line import DECIDED, read_command_line, scripts_with, to_words, unknown_name, with_flag
 from indictune.config.shared_arguments import AUTO
-from indictune.console_text import FIELD, NOT_YAML, holds_token, without_its_text
+from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from indictune.config.command_line import TextLoader
-from indictune.console_text import NOT_YAML, without_its_text
+from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, rewrite_table, stored_batches, with_column
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import SEPARATOR, normalise_label, shortened

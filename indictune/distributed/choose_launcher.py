@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from indictune.console_text import NOT_YAML, without_its_text
+from indictune.credentials import NOT_YAML, without_its_text
 from indictune.errors import Problems, UserError, problem
 from indictune.versions import FOLDER, as_seen_from_here, strategies
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.config.plan import Axes, Launch
-from indictune.console_text import holds_token
+from indictune.credentials import holds_token
 from indictune.distributed import zero
 from indictune.distributed.fsdp import unsupported_fsdp_keys
 from indictune.errors import UserError

@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from indictune.config.plan import AnyPlan
-from indictune.console_text import without_tokens
+from indictune.credentials import without_tokens
 from indictune.data.read.open_files import files_named
 from indictune.data.read.row_sources import SPLITS, entries_of
 from indictune.distributed.devices import meta_of

@@ -88,7 +88,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Of whom each row is, each [rows]: `languages`, `scripts` (None if unknown) and `lengths` in tokens."""
+    """The groups of each row, each [rows]: `languages`, `scripts` (None if unknown) and `lengths` in tokens."""
 
     languages: Sequence[str]
     scripts: Sequence[str] | None

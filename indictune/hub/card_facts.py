@@ -22,7 +22,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
-from indictune.console_text import NOT_YAML, without_tokens
+from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import SPLITS, Breakdown, Group, read_breakdowns
 from indictune.evaluation.score_names import RATIOS
 from indictune.evaluation.uncertainty import Estimate

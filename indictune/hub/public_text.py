@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from indictune.console_text import in_one_line, printable, without_tokens
+from indictune.console_text import in_one_line, printable
+from indictune.credentials import without_tokens
 
 # Punctuation that means something to Markdown. Brackets and what HTML knows become entities.
 _MARKUP = re.compile(r"[\\`*_{}#|~$]")

@@ -138,7 +138,7 @@ def machine_of(
     )
 
 
-def asked_machine(args: MachineArguments) -> Machine:
+def machine_of_flags(args: MachineArguments) -> Machine:
     """The machine that the flags of `indictune plan` describe.
 
     Raises:

@@ -23,7 +23,8 @@ from indictune.checkpoint.save import SaveError
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
-from indictune.console_text import printable, without_tokens
+from indictune.console_text import printable
+from indictune.credentials import without_tokens
 from indictune.distributed import elastic, launch
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError

@@ -18,7 +18,8 @@ from filelock import Timeout
 from tqdm import tqdm
 
 from indictune.config.command_line import STATUS_FILE
-from indictune.console_text import in_one_line, printable, without_tokens
+from indictune.console_text import in_one_line, printable
+from indictune.credentials import without_tokens
 from indictune.errors import Problem, UserError
 from indictune.files import METRICS, check_outside_checkpoints, lock_file, lock_if_possible, write_json
 from indictune.stop_signals import EXIT_RESUMABLE

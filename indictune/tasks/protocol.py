@@ -38,7 +38,7 @@ Scripts = Sequence[str] | None  # of each row, as of `scripts_of`; None if unkno
 
 
 def row_facts(dataset: Dataset, scripts: Scripts) -> RowFacts:
-    """Of whom the rows of an evaluation are."""
+    """The languages, scripts and lengths of the rows of an evaluation."""
     return RowFacts(dataset["language"][:], scripts, np.asarray(dataset["length"][:]))
 
 
@@ -115,7 +115,7 @@ class Samples:
     max_new_tokens: int
 
     def facts(self) -> RowFacts:
-        """Of whom the rows are."""
+        """The languages, scripts and lengths of the rows."""
         assert self.rows is not None
         texts = ("\n".join(message["content"] for message in chat) for chat in self.chats)
         return row_facts(self.rows, scripts_of(texts, self.rows["language"][:]))

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import save
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.recipe import configuration_of
-from indictune.console_text import without_tokens
+from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, devices, sharding
 from indictune.evaluation.breakdown import SPLITS

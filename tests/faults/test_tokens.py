@@ -20,7 +20,7 @@ from indictune.cli import main
 from indictune.commands import evaluate_file
 from indictune.config.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.console_text import _logged_in, holds_token, without_tokens
+from indictune.credentials import _logged_in, holds_token, without_tokens
 from indictune.data.labels import class_weights
 from indictune.distributed.launch import read_launch
 from indictune.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 
 from indictune.config.shared_arguments import MachineArguments
 from indictune.errors import UserError
-from indictune.planning.hardware import asked_machine, gpu_of_device, known_gpus, known_links, machine_of
+from indictune.planning.hardware import gpu_of_device, known_gpus, known_links, machine_of, machine_of_flags
 from indictune.planning.step_time import flops_of_gpu
 from tests.plans import plan_of
 
@@ -45,13 +45,13 @@ def test_every_gpu_has_a_known_link() -> None:
 
 @pytest.mark.parametrize(("gpu", "link"), [("mi300x", 64e9), ("h100", 64e9), ("a100", 32e9), ("a10", 32e9)])
 def test_pcie_is_that_of_the_gpu(gpu: str, link: float) -> None:
-    assert asked_machine(MachineArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
+    assert machine_of_flags(MachineArguments(gpus=8, gpu=gpu, interconnect="pcie")).in_node == link
 
 
 def test_a_gpu_is_known_in_capitals_too() -> None:
-    assert asked_machine(MachineArguments(gpu="H100")) == machine_of("h100", 1)
+    assert machine_of_flags(MachineArguments(gpu="H100")) == machine_of("h100", 1)
 
 
 def test_only_nvidia_has_nvlink() -> None:
     with pytest.raises(UserError, match="plan-interconnect"):
-        asked_machine(MachineArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))
+        machine_of_flags(MachineArguments(gpus=8, gpu="mi300x", interconnect="nvlink"))
