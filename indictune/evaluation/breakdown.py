@@ -51,10 +51,7 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Scores rows by their numbers, int64 [some rows], with intervals from `draws` of them.
-
-    Its first score is the main one.
-    """
+    """Scores rows by their numbers, int64 [some rows], with intervals from `draws` of them; first the main score."""
 
     def __call__(self, rows: np.ndarray, draws: int = RESAMPLES) -> Group: ...
 
@@ -65,8 +62,7 @@ class Breakdown:
 
     Attributes:
         kind: of the task: `single_label`, `multi_label`, `regression`, `entities`, `answers` or `written_answers`.
-        score: name of the main score.
-        lower_is_better: whether the main score is best where it is lowest.
+        score: name of the main score, and `lower_is_better` whether it is best where it is lowest.
         labels: in the order of the class ids.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
@@ -122,12 +118,9 @@ def break_down(
     loss: float = math.nan,
     draws: int = RESAMPLES,
 ) -> Breakdown:
-    """Score all rows, one at least, and each group of them.
+    """Score all rows, one at least, and each group of them; the rest as of `Breakdown`.
 
-    Args:
-        labels: in the order of the class ids.
-        lower_is_better: whether the main score is best where it is lowest.
-        draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
+    `draws` are of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
     overall = scorer(np.arange(len(facts.languages)), draws)
     groups = facts.groups().items()
@@ -138,7 +131,7 @@ def break_down(
 
 
 def mean_loss(losses: np.ndarray, count: int | None = None) -> float:
-    """The summed losses of rows [rows] by a count, or by the number of rows. NaN if one is.
+    """The summed losses of rows [rows] by a count, or by the number of rows; NaN if one is.
 
     It is rounded once, after the sum, so it does not depend on the order of the rows.
     """
@@ -151,18 +144,14 @@ def as_json(breakdowns: Mapping[str, Breakdown]) -> dict[str, Any]:
 
 
 def read_breakdowns(folder: Path) -> dict[str, Breakdown]:
-    """The breakdowns in the folder of a run or an evaluation, by split: `eval` (the validation rows) and `test`.
-
-    Raises `OSError` if there are none.
-    """
+    """The breakdowns of a run or an evaluation by split, `eval` (validation) and `test`; `OSError` without any."""
     content = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     return {split: _breakdown(each) for split, each in content.items()}
 
 
 def _breakdown(content: dict[str, Any]) -> Breakdown:
     by = {what: {value: _group(each) for value, each in values.items()} for what, values in content["by"].items()}
-    calibration = content["calibration"]
-    if calibration is not None:
+    if (calibration := content["calibration"]) is not None:
         bins = [Bin(**each) for each in calibration["bins"]]
         calibration = Calibration(**{**calibration, "bins": bins})
     written = _breakdown(content["written"]) if content.get("written") else None

@@ -42,13 +42,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of the accuracies.
+    """McNemar's test of the accuracies: rows that one classifier alone gets right, and two-sided binomial p-values.
 
-    Attributes:
-        only_first: rows that only the first classifier gets right.
-        only_second: rows that only the second one gets right.
-        exact_p: two-sided binomial p-value.
-        mid_p: the same, with half of the probability of what was seen (Fagerland et al. 2013): less cautious.
+    `mid_p` takes half of the probability of what was seen (Fagerland et al. 2013): less cautious.
     """
 
     only_first: int

@@ -44,10 +44,7 @@ def score_names(
 ) -> dict[str, tuple[str, ...]]:
     """Where the score of each name stands: a path for `_score_at`.
 
-    Args:
-        scores: of a group of rows, the main one first.
-        labels: of the model, or kinds of entity.
-        groups: `language`, `script` and `length` -> values.
+    `scores` are those of a group of rows, the main one first; `groups` is `language`, `script` and `length` -> values.
     """
     found: dict[str, tuple[str, ...]] = {name: ("overall", name) for name in scores}
     found[f"{WORST}{scores[0]}"] = ("worst",)
@@ -126,10 +123,9 @@ def in_sentences(breakdown: Breakdown) -> str:
             values = (f"{name} {group.scores[breakdown.score].value:.4f}" for name, group in groups.items())
             lines.append(f"by {what}: {', '.join(values)}")
     if (sure := breakdown.calibration) is not None:
-        after = (
-            "" if sure.temperature is None else f"; {sure.calibrated_ece:.4f} at temperature {sure.temperature:.2f}"
-        )
-        lines.append(f"calibration error: {sure.ece:.4f}{after}")
+        lines.append(f"calibration error: {sure.ece:.4f}")
+        if sure.temperature is not None:
+            lines[-1] += f"; {sure.calibrated_ece:.4f} at temperature {sure.temperature:.2f}"
     if (written := breakdown.written) is not None:
         same = written.overall.scores["exact_match"].value
         lines.append(f"answers written by the model: {written.overall.num_examples:,}, exact match {same:.4f}")

@@ -32,8 +32,7 @@ def estimate(value: float, drawn: np.ndarray) -> Estimate:
 
 def estimates(values: np.ndarray, drawn: np.ndarray) -> list[Estimate]:
     """Scores [scores], with the intervals of their values in drawn rows, [draws, scores]."""
-    no_interval = np.full((2, len(values)), np.nan)
-    bounds = np.percentile(drawn, _PERCENTILES, axis=0) if len(drawn) else no_interval
+    bounds = np.percentile(drawn, _PERCENTILES, axis=0) if len(drawn) else np.full((2, len(values)), np.nan)
     return [Estimate(*each) for each in np.stack([values, *bounds], 1).tolist()]
 
 
@@ -105,10 +104,9 @@ class Calibration:
     """How far confidence and accuracy are apart.
 
     Attributes:
-        ece: expected calibration error.
+        ece: expected calibration error, and `calibrated_ece` that after the temperature.
         bins: of the reliability diagram, the least confident first.
         temperature: by which logits are divided, fitted on the validation rows; None if there were none.
-        calibrated_ece: the error after that.
     """
 
     ece: float
@@ -159,10 +157,8 @@ def calibration_of(
 ) -> Calibration:
     """The calibration of rows, before and after a temperature.
 
-    Args:
-        log_probabilities: of all labels, float [rows, labels], or of the predicted one alone, [rows].
-        is_right: bool [rows].
-        temperature: fitted on the validation rows, if there is one. It needs all labels.
+    `log_probabilities` are float [rows, labels], or of the predicted label alone, [rows], which allows no temperature;
+    `is_right` is bool [rows].
     """
     if log_probabilities.ndim == 1:
         temperature, best = None, log_probabilities
