@@ -77,9 +77,8 @@ def read_flag_files(configuration: Mapping[str, Any], deepspeed: Mapping[str, An
         UserError: a file cannot be read.
     """
     found: Content = {}
-    weights = configuration.get("class_weights")
-    if weights not in (None, labels.BALANCED):
-        found["class_weights"] = labels.read_file(weights)
+    if (weights := labels.given_weights(configuration.get("class_weights"))) is not None:
+        found["class_weights"] = weights
     if deepspeed is not None:
         found["deepspeed"] = zero.settings_of_steps(deepspeed)
     return found
