@@ -351,8 +351,8 @@ class UnusedColumns:
 
     def problems(self, bad: BadRows) -> list[Problem]:
         """One problem for each column that an answer depends on. They stop the run in any case."""
-        found = ((line, error, self._refused[key]) for key, (line, error) in self._first.items())
-        return [problem(each.code, "", bad.location(line), **each.details, count=count) for line, each, count in found]
+        found = ((line, error, {"count": self._refused[key]}) for key, (line, error) in self._first.items())
+        return [Problem(each.code, "", bad.location(line), details=each.details | more) for line, each, more in found]
 
     def notes(self, source: str) -> list[str]:
         """A sentence that names the other columns, with the share of the rows that have each; none without any."""
