@@ -34,8 +34,7 @@ from indictune.data.health.row_health import check_unknown, language_table, meas
 from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.breakdown import Breakdown, Group, break_down
-from indictune.evaluation.score_names import WORST, WRITTEN, block_of
+from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
 from indictune.models.finished_model import load_trained

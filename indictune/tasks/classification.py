@@ -22,7 +22,7 @@ from indictune.data.read.row_sources import SPLITS, gives_lists_of_labels, text_
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.score_names import RATIOS, WORST
+from indictune.evaluation.breakdown import RATIOS, WORST
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.config_shapes import check_shapes
 from indictune.models.load import Model, load_tokenizer, positions_of

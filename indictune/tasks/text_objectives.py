@@ -12,8 +12,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.score_names import WORST, label_block, without_markup
+from indictune.evaluation.breakdown import WORST, Breakdown, break_down, label_block, mean_loss, without_markup
 from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
 from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.load import Model

@@ -24,8 +24,7 @@ from indictune.data.health.row_health import check_unknown, measure
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.text.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
-from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.score_names import RATIOS, label_block
+from indictune.evaluation.breakdown import RATIOS, Breakdown, break_down, label_block, mean_loss
 from indictune.evaluation.scorers import entities, entity_kinds, predicted_tags
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.models.task_models import class_names, label_order, load_classifier
