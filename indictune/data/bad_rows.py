@@ -46,11 +46,9 @@ class BadRows:
     """Count the bad rows of one file or split, and keep the first few of each kind. Any of them stops the run.
 
     Attributes:
-        source: the file or split, as messages name it.
         skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
         problems: of the file as a whole. They stop the run in any case.
         files: of the split so far, if it has several. A line below `LINES_PER_FILE` is one of the last file.
-        remarks: sentences for the user about how the file is read.
     """
 
     def __init__(self, source: str, skips_damage: bool = False) -> None:

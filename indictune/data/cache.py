@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import file_and_line, row_location
+from indictune.data.bad_rows import row_location
 from indictune.file_locks import locked
 from indictune.files import cache_folder, kept_in
 from indictune.progress import OWN_PROGRESS
@@ -247,8 +247,7 @@ class StoredRows:
 
     Attributes:
         table: with a column `line` (int64), from 1: line in the file, or in other files and datasets the row.
-        source: the file or dataset they come from, as messages name it.
-        origin: the flag that named it.
+        source: the file or dataset they come from, as messages name it; `origin` is the flag that named it.
         files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
     """
 
@@ -268,10 +267,6 @@ class StoredRows:
     def location(self, index: int) -> str:
         """Where row `index` (from 0) stands: `file:line`."""
         return row_location(self.source, self.table["line"][index].as_py(), self.files)
-
-    def file(self, index: int) -> str:
-        """The file of row `index` (from 0)."""
-        return file_and_line(self.source, self.table["line"][index].as_py(), self.files)[0]
 
 
 def chosen_texts(texts: Iterable[str], chosen: npt.NDArray[np.bool_]) -> dict[int, str]:

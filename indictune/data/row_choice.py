@@ -224,8 +224,7 @@ def stored_splits(
     Args:
         settings: all that `read` depends on but for the sources.
         read: writes the tables of all splits to a folder, and adds what it finds in the rows.
-        split: holds out training rows, unless the sources have validation rows.
-        mixture: repeats and leaves out training rows.
+        split: holds out training rows, unless the sources have validation rows; `mixture` repeats and drops some.
     """
     ignored = []
     if split is not None and "validation" in sources:

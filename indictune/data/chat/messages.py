@@ -29,7 +29,6 @@ FORMS: dict[Form, Form] = {
     _ALPACA: _INSTRUCTED,
     _DOLLY: _INSTRUCTED,
 }
-_MAX_KEYS = 20
 
 # Keys without which an answer is no answer. A form that does not use them refuses them.
 UNUSED_CONTENT = "content-ignored"
@@ -124,7 +123,7 @@ def _form_of(row: Row) -> Form:
     if len(forms) == 1:
         return forms[0]
     filled = sorted(_shown(key) for key, value in row.items() if value is not None)
-    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_KEYS]) or "(none)")
+    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_NAMED]) or "(none)")
 
 
 def _check_content(row: Row, form: Form) -> None:

@@ -191,7 +191,11 @@ def tokenise_chat_splits(
                 notes += [f"{rows.origin} {note}" for note in of_split]
         problems.raise_any()
         if "train" in splits.rows:
-            truncated = _truncated(map_table(folder / "train.arrow"), args.max_length)
+            tokens = map_table(folder / "train.arrow")
+            is_cut = pc.greater(tokens["full_length"], args.max_length)
+            by_language = pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language")
+            shares = by_language.aggregate([("cut", "mean")]).to_pylist()
+            truncated = {each["language"]: each["cut_mean"] for each in shares}
         if packing:
             path = folder / "train.arrow"
             groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
@@ -213,11 +217,3 @@ def _cut_rows(source: str, lengths: pa.ChunkedArray, max_length: int) -> list[st
         f"{source}: {cut:,} of {len(lengths):,} rows ({cut / len(lengths):.1%}) are longer than --max_length "
         f"{max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
     ]
-
-
-def _truncated(tokens: pa.Table, max_length: int) -> dict[str, float]:
-    """Language -> share of the rows that are cut."""
-    is_cut = pc.greater(tokens["full_length"], max_length)
-    rows = pa.table([tokens["language"], is_cut], ["language", "cut"])
-    shares = rows.group_by("language").aggregate([("cut", "mean")])
-    return {each["language"]: each["cut_mean"] for each in shares.to_pylist()}

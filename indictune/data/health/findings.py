@@ -37,7 +37,6 @@ class Finding:
         name: of the kind, such as `near_duplicates`.
         count: how many have it, of how many that were looked at.
         note: a sentence for the user. It holds no text or word of a row, because model cards are public.
-        language: of the rows; None for all languages.
         examples: the first few, which may hold texts and words of rows.
         warns: whether a run warns of it. Others are only listed.
     """

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
+from indictune.data.bad_rows import file_and_line
 from indictune.data.cache import BETWEEN_MESSAGES, StoredRows, build_with_facts, chosen_texts
 from indictune.data.columns import shortened
 from indictune.data.health.findings import (
@@ -344,9 +345,9 @@ def _near_duplicates(
 
 
 def _sources(rows: StoredRows, sample: Mapping[int, str], problem_type: str | None) -> list[Finding]:
-    known = rows.table.select(["language", "label"]).take(pa.array(list(sample))).to_pylist()
-    files = [{"file": rows.file(row)} if rows.files else {} for row in sample]
-    return label_sources(
-        (text, {"language": each["language"], **file}, names([each["label"]], problem_type))
-        for text, each, file in zip(sample.values(), known, files, strict=True)
-    )
+    known = rows.table.select(["language", "label", "line"]).take(pa.array(list(sample))).to_pylist()
+    for each in known if rows.files else ():
+        each["file"] = file_and_line(rows.source, each["line"], rows.files)[0]
+    sources = ({name: each[name] for name in ("language", "file") if name in each} for each in known)
+    labels = (names([each["label"]], problem_type) for each in known)
+    return label_sources(zip(sample.values(), sources, labels, strict=True))

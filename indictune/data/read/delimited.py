@@ -123,11 +123,8 @@ def _looks_like_data(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row holds a long text or a number, or what other rows have in that column too."""
     header, *others = [[field.strip() for field in row] for row in rows]
     repeated = any(name and name in {row[index] for row in others if row[index:]} for index, name in enumerate(header))
-    return repeated or any(map(_is_no_name, header))
-
-
-def _is_no_name(field: str) -> bool:
-    return len(field) > _LONG_NAME or len(field.split()) >= _MANY_WORDS or field.removeprefix("-").isdecimal()
+    are_long = (len(name) > _LONG_NAME or len(name.split()) >= _MANY_WORDS for name in header)
+    return repeated or any(are_long) or any(name.removeprefix("-").isdecimal() for name in header)
 
 
 def _likely_names(rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> list[str]:

@@ -257,7 +257,6 @@ def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
         yield from table.combine_chunks().to_batches()
 
 
-BUILTIN_PREFIX = "builtin:"
 # Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.
 BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats", "builtin:names": "samples/names"}
 SPLITS = ("train", "validation", "test")
@@ -325,7 +324,7 @@ def sources_by_split(
         sources = {split: file_source(file, origin, read) for split, file in files.items()}
     elif name is not None:
         with problems.collecting():
-            if name.startswith(BUILTIN_PREFIX):
+            if name.startswith("builtin:"):
                 raise UserError("no-such-name", "--dataset_name", name, kind="built-in dataset", known=builtin)
             found = load_hub_dataset(name, args.dataset_config_name, is_read=not problems)
             if unused := [shortened(split) for split in found if split not in SPLITS]:
