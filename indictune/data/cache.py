@@ -52,7 +52,6 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     first one is kept.
 
     Args:
-        kind: of folder; its name begins with it.
         parts: everything that the content depends on, for json, but our code and the versions of libraries.
         what: the content, for messages, such as "The rows".
 

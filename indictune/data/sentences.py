@@ -46,10 +46,7 @@ def files_by_split(args: SourceArguments) -> dict[str, str | Sequence[str]]:
 
 
 def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) -> Sentences:
-    """Read and check the sentences of a split's files, which `--<split>_file` named.
-
-    Raises `UserError` for a missing file or column, or the first bad sentences, with `file:line`.
-    """
+    """Read the sentences of a split; raises `UserError` for a missing file or column, or the first bad sentences."""
     wanted = replace(wanted_columns(args), optional={})
     rows: list[dict[str, Any]] = []
     flag = f"--{split}_file"

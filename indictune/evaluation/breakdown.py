@@ -134,10 +134,7 @@ def break_down(
 
 
 def mean_loss(losses: np.ndarray, count: int | None = None) -> float:
-    """The summed losses of rows [rows] by a count, or by the number of rows; NaN if one is.
-
-    It is rounded once, after the sum, so it does not depend on the order of the rows.
-    """
+    """The sum of losses [rows] by a count, or their number; NaN if one is. It is rounded once: no order changes it."""
     return math.fsum(np.asarray(losses, np.float64).tolist()) / (len(losses) if count is None else count)
 
 

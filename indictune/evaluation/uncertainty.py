@@ -58,7 +58,6 @@ def resampled_sums(columns: Sequence[np.ndarray], draws: int = RESAMPLES) -> np.
     """Sums over resampled rows, of scores that follow from sums: float64 [draws, columns], the same each time.
 
     More than 1,000 rows are first summed in 1,000 random blocks of equal size (but for one row), which are then drawn.
-    The columns are each [rows], with one row at least.
     """
     if not draws:
         return np.zeros((0, len(columns)))

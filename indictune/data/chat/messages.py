@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, cycle, groupby, islice
 
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
@@ -252,14 +253,12 @@ def parse_columns(columns: str | None) -> dict[str, str]:
 
     Raises `UserError` if it is malformed, or no form has such a column.
     """
-    names: dict[str, str] = {}
     if columns is None:
-        return names
+        return {}
+    names = {"": ""}  # malformed
     if columns.lstrip().startswith("{"):  # a mapping in a recipe
-        try:
+        with suppress(ValueError):
             names = json.loads(columns)
-        except ValueError:
-            raise UserError("columns-malformed", "--columns", columns) from None
     else:
         pairs = [pair.partition("=") for pair in columns.split(",")]
         names = {role.strip(): name.strip() for role, _, name in pairs}

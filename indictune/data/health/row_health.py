@@ -86,12 +86,9 @@ class LanguageHealth:
 
 @dataclass(frozen=True)
 class UnknownTokens:
-    """What a tokenizer does not know of the texts in one language and script.
+    """What a tokenizer does not know of the texts in one language and script, such as `Malayalam`.
 
-    Attributes:
-        script: as Unicode names it, such as `Malayalam`.
-        share: unknown tokens over all that were measured.
-        rows_share: share of the group in all rows.
+    `share` is of the measured tokens, `rows_share` that of the group in all rows.
     """
 
     language: str

@@ -154,9 +154,8 @@ def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
     """Code and details of the problem of a value that cannot be decoded."""
     if isinstance(error, _DuplicateKeyError):
         return "key-duplicate", {"key": shortened(ascii(error.args[0]))}
-    if isinstance(error, json.JSONDecodeError):
-        return "invalid-json", {"reason": f"{error.msg} (column {error.colno})"}
-    return "invalid-json", {"reason": "nested too deeply"}
+    where = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    return "invalid-json", {"reason": where}
 
 
 def _without_half_emoji(values: Iterable[_Written], bad: BadRows) -> Iterator[tuple[int, object]]:
