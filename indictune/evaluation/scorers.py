@@ -139,7 +139,7 @@ def several_labels(predicted: np.ndarray, references: np.ndarray, labels: Sequen
 
 
 def group_of_counts(rows: LabelCounts, labels: Sequence[str], names: tuple[str, str | None], draws: int) -> Group:
-    """Scores from the counts of each row; `names` are of the F1 over all counts, and of the mean F1 of labels or None."""
+    """Scores from the counts of each row; `names` are of the F1 over all counts, and of the mean F1 of labels."""
     parts = vars(rows).values()
     if labels:
         drawn = LabelCounts(*(resampled_sums(list(part.T), draws) for part in parts))
