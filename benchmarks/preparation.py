@@ -111,11 +111,11 @@ def _run_ours(stage: str, rows: str, tokenizer: Any) -> float:
     if stage == "ours_read_and_clean":
         return time.perf_counter() - started
     if stage == "ours_health":
-        from indictune.data.health.row_health import Split, measure
+        from indictune.data.health.row_health import measure
 
         started = time.perf_counter()
-        split = Split(splits.rows["train"], splits.rows["train"].texts)
-        measure({"train": split, "validation": split}, tokenizer, MAX_LENGTH, splits.findings)
+        train = splits.rows["train"]
+        measure({"train": train, "validation": train}, tokenizer, MAX_LENGTH, splits.findings)
         return time.perf_counter() - started
     if stage == "ours_tokenise":
         started = time.perf_counter()

@@ -99,7 +99,7 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
     import transformers  # slow, as the rest
 
     from indictune.config.arguments import ModelArguments
-    from indictune.evaluation.score_names import near_names
+    from indictune.evaluation.breakdown import near_names
     from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 

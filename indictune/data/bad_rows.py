@@ -46,10 +46,9 @@ class BadRows:
     """Count the bad rows of one file or split, and keep the first few of each kind. Any of them stops the run.
 
     Attributes:
-        source: the file or split, as messages name it.
+        skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
         problems: of the file as a whole. They stop the run in any case.
         files: of the split so far, if it has several. A line below `LINES_PER_FILE` is one of the last file.
-        skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
     """
 
     def __init__(self, source: str, skips_damage: bool = False) -> None:
@@ -58,45 +57,37 @@ class BadRows:
         self.problems = Problems()
         self.count = 0
         self.files: list[str] = []
-        self._remarks: dict[str, None] = {}
+        self.remarks: list[str] = []
         self._counts: Counter[str] = Counter()
         self._first: list[Problem] = []
 
     def add(self, line: int, code: str, read: object, **details: Any) -> None:
-        """Add a row that cannot be used.
+        """Add a row that cannot be used, by its first line and the code of its problem.
 
-        Args:
-            line: on which it begins, from 1; the row's number in parquet files and datasets.
-            code: of the problem, as in `errors.toml`.
-            read: the content, in a form that json can hold.
+        `read` is its content, in a form that json can hold.
         """
         self.count += 1
         self._counts[code] += 1
         if self._counts[code] <= _MAX_LISTED and len(self._first) < _MAX_LISTED_OF_ALL:
-            self._first.append(self._problem(line, code, details))
+            self._first.append(problem(code, "", self.location(line), **details))
 
     def stop(self, line: int, code: str, **details: Any) -> None:
         """Add a break of the file after which nobody knows where the next row begins."""
-        self.problems.append(self._problem(line, code, details))
+        self.problems.append(problem(code, "", self.location(line), **details))
 
     def remark(self, sentence: str) -> None:
         """Add a sentence for the user about how the file is read."""
-        self._remarks[sentence] = None
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences for the user about how the file is read."""
-        return list(self._remarks)
+        if sentence not in self.remarks:
+            self.remarks.append(sentence)
 
     def notes(self) -> list[str]:
         """Sentences for the user: the remarks, and how many rows were left out. They quote no row."""
-        return self.remarks
+        return [*self.remarks]
 
     def left_out(self, reasons: bool = True) -> str:
-        """A sentence for the user: how many rows were left out, and the first ones.
+        """A sentence for the user: how many rows were left out, and the first ones with `reasons`, or their codes.
 
-        Args:
-            reasons: say why, which may quote a row. Otherwise the codes stand alone.
+        Reasons may quote a row.
         """
         some = self._first[:_MAX_SHOWN]
         shown = (str(replace(each, way_out="")) if reasons else f"{each.value} [{each.code}]" for each in some)
@@ -108,29 +99,20 @@ class BadRows:
         return row_location(self.source, self._line_of_split(line), self.files)
 
     def finish(self, good: int) -> None:
-        """Check the bad rows once all rows were read, of which `good` are usable.
-
-        Raises:
-            UserError: all problems.
-        """
+        """Raise `UserError` for the bad rows once all rows were read, of which `good` are usable."""
         problems = [*self._first]
         unlisted = self._counts - Counter(each.code for each in self._first)
         problems += [problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted]
         Problems(dict.fromkeys([*problems, *self.problems])).raise_any()
-
-    def _problem(self, line: int, code: str, details: dict[str, Any]) -> Problem:
-        return Problem(code, "", self.location(line), details=details)
 
     def _line_of_split(self, line: int) -> int:
         return line if line >= LINES_PER_FILE else line + len(self.files) * LINES_PER_FILE
 
 
 class Quarantine(BadRows):
-    """Leave the bad rows of one file or split out as long as they are few.
+    """Leave the bad rows of one file or split out as long as their share is not above `max_fraction`, below 1.
 
-    Args:
-        max_fraction: share of bad rows that is allowed, from 0 up to, not including, 1.
-        folder: gets the bad rows. They go to disk at once, because a file may have millions.
+    `folder` gets them. They go to disk at once, because a file may have millions.
     """
 
     def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
@@ -141,7 +123,7 @@ class Quarantine(BadRows):
 
     def add(self, line: int, code: str, read: object, **details: Any) -> None:
         super().add(line, code, read, **details)
-        found = self._problem(line, code, details)
+        found = problem(code, "", self.location(line), **details)
         reason = str(found).removeprefix(f"{found.value}: ")
         file, line = file_and_line(self.source, self._line_of_split(line), self.files)
         entry = {"file": file, "line": line, "reason": reason, "read": read}

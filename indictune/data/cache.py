@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import accumulate, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import file_and_line, row_location
+from indictune.data.bad_rows import row_location
 from indictune.files import cache_folder, kept_in, locked
 from indictune.run import OWN_PROGRESS
 from indictune.upstream import versions_of
@@ -33,6 +33,7 @@ from indictune.upstream import versions_of
 logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
+_FACTS = "facts.json"
 # Other versions of these may read, clean or tokenise differently.
 _READERS = ("datasets", "ftfy", "lingua-language-detector", "pyarrow")
 _TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
@@ -50,11 +51,8 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     first one is kept.
 
     Args:
-        kind: of folder; its name begins with it.
-        parts: everything that the content depends on, in a form that json can write. Our code and the versions of
-            libraries are added.
+        parts: everything that the content depends on, for json, but our code and the versions of libraries.
         what: the content, for messages, such as "The rows".
-        make: writes files to the folder it is given.
 
     Raises:
         UserError: from `make`, or the cache folder cannot be written.
@@ -76,6 +74,18 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     return folder
 
 
+def build_with_facts(
+    kind: str, parts: Sequence[object], what: str, make: Callable[[Path], Mapping[str, Any]]
+) -> tuple[Path, Any]:
+    """The folder of `build_once`, and what `make` returned, as json has it."""
+
+    def make_and_write(folder: Path) -> None:
+        (folder / _FACTS).write_text(json.dumps(make(folder)), encoding="utf-8")
+
+    folder = build_once(kind, parts, what, make_and_write)
+    return folder, json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+
+
 def content_digest(path: str | Path) -> str:
     """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
     try:
@@ -86,11 +96,7 @@ def content_digest(path: str | Path) -> str:
 
 
 def write_through(path: Path) -> None:
-    """Fsync a file or folder, if the file system supports it.
-
-    Raises:
-        OSError: fsync failed; the error names the path.
-    """
+    """Fsync a file or folder, if the file system supports it; raises `OSError` with its path if that fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -215,41 +221,10 @@ def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> I
 
 MAX_LISTED_ROWS = 20
 BETWEEN_MESSAGES = "\x00"  # in the text of a conversation
-_MAX_LOCATIONS = 10
 
-_FACTS = "facts.json"
 # Compared with the held-out rows at a time: each comparison gathers their texts again.
 _LEAK_BATCHES = 10
 _TEXTS_AT_ONCE = 10_000
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """The rows of one split.
-
-    Attributes:
-        table: with a column `line` (int64): line of the file, or number of the row in a parquet file or dataset, from
-            1.
-        source: the file or dataset they come from, as messages name it.
-        origin: the flag that named it.
-        files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
-    """
-
-    table: pa.Table
-    source: str
-    origin: str
-    files: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def location(self, index: int) -> str:
-        """Where row `index` (from 0) stands: `file:line`."""
-        return row_location(self.source, self.table["line"][index].as_py(), self.files)
-
-    def file(self, index: int) -> str:
-        """The file of row `index` (from 0)."""
-        return file_and_line(self.source, self.table["line"][index].as_py(), self.files)[0]
 
 
 class Column:
@@ -264,10 +239,37 @@ class Column:
                 yield from chunk.slice(start, _TEXTS_AT_ONCE).to_pylist()
 
 
-def listed_locations(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:
-    """The locations of the first few rows, given by their lines, and the number of the others."""
-    more = f" and {len(lines) - _MAX_LOCATIONS:,} more" if len(lines) > _MAX_LOCATIONS else ""
-    return ", ".join(map(location, lines[:_MAX_LOCATIONS].to_pylist())) + more
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of one split.
+
+    Attributes:
+        table: with a column `line` (int64), from 1: line in the file, or in other files and datasets the row.
+        source: the file or dataset they come from, as messages name it; `origin` is the flag that named it.
+        files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
+    """
+
+    table: pa.Table
+    source: str
+    origin: str
+    files: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """The texts of the rows, each access from the first."""
+        return Column(self.table["text"])
+
+    def location(self, index: int) -> str:
+        """Where row `index` (from 0) stands: `file:line`."""
+        return row_location(self.source, self.table["line"][index].as_py(), self.files)
+
+
+def chosen_texts(texts: Iterable[str], chosen: npt.NDArray[np.bool_]) -> dict[int, str]:
+    """The texts of the chosen rows, bool [rows], by number."""
+    return dict(zip(np.flatnonzero(chosen).tolist(), compress(texts, chosen), strict=True))
 
 
 def leaked_rows(
@@ -287,13 +289,3 @@ def text_keys(texts: Iterable[str], salt: str = "-") -> npt.NDArray[np.uint64]:
     """A hash of each text, uint64 [texts]; equal for equal texts. Another salt gives others."""
     digests = (blake2b(text.encode(), digest_size=8, key=salt.encode()).digest() for text in texts)
     return np.fromiter(map(int.from_bytes, digests), np.uint64)
-
-
-def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Store what else is known of the tables in a folder, as json."""
-    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
-
-
-def read_facts(folder: Path) -> Any:
-    """What `write_facts` stored."""
-    return json.loads((folder / _FACTS).read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -29,18 +30,29 @@ _WHOLE = re.compile(r"-?\d+\.0")
 
 
 @dataclass(frozen=True)
-class FileForm:
-    """What the flags say about csv and tsv files and sheets.
+class Wanted:
+    """What is read of a file or split. The last three say how csv and tsv files, and sheets, are laid out.
 
     Attributes:
+        required: role ("text", "label", "language") -> name of a column that must be there.
+        optional: the same for columns that may be missing; their cells are then null.
+        lists: roles of columns that may hold lists, which are joined as `a|b`.
         delimiter: one of `,`, `;`, `tab`, `|`, or `auto`.
         column_names: in their order, of files without a header; empty if there is a header.
         quoting: `standard`, or `none` if quotes are letters like others.
     """
 
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    lists: tuple[str, ...] = ()
     delimiter: str = "auto"
     column_names: tuple[str, ...] = ()
     quoting: str = "standard"
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role -> column, of all columns."""
+        return {**self.required, **self.optional}
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -48,44 +60,23 @@ class FileForm:
         # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
         return {"strict": True, "quoting": csv.QUOTE_NONE if self.quoting == "none" else csv.QUOTE_MINIMAL}
 
-
-STANDARD = FileForm()
-
-
-def form_of(args: FileFormArguments) -> FileForm:
-    """The form that the flags give."""
-    names = [name.strip() for word in args.column_names for name in word.split(",")]
-    return FileForm(args.delimiter, tuple(filter(None, names)), args.quoting)
+    def given_layout(self) -> list[str]:
+        """The names of what the flags say about the layout."""
+        return [name for name in ("delimiter", "column_names", "quoting") if getattr(self, name) != vars(Wanted)[name]]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is read of a file or split.
-
-    Attributes:
-        required: role ("text", "label", "language") -> name of a column that must be there.
-        optional: the same for columns that may be missing; their cells are then null.
-        lists: roles of columns that may hold lists, which are joined as `a|b`.
-        form: of csv and tsv files, and sheets.
-    """
-
-    required: Mapping[str, str]
-    optional: Mapping[str, str]
-    lists: tuple[str, ...] = ()
-    form: FileForm = STANDARD
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """Role -> column, of all columns."""
-        return {**self.required, **self.optional}
+def layout_of(args: FileFormArguments) -> dict[str, Any]:
+    """What the flags say about the layout, for `Wanted`."""
+    names = (name.strip() for word in args.column_names for name in word.split(","))
+    return {"delimiter": args.delimiter, "column_names": tuple(filter(None, names)), "quoting": args.quoting}
 
 
 def wanted_columns(args: TextArguments, *lists: str) -> Wanted:
     """The columns of labelled texts that the flags name."""
-    columns = {"text": args.text_column, "label": args.label_column}
+    required, optional = {"text": args.text_column, "label": args.label_column}, {"language": "language"}
     if args.language_column is not None:
-        return Wanted(columns | {"language": args.language_column}, {}, lists, form_of(args))
-    return Wanted(columns, {"language": "language"}, lists, form_of(args))
+        required, optional = required | {"language": args.language_column}, {}
+    return Wanted(required, optional, lists, **layout_of(args))
 
 
 def normalise_label(label: str | None) -> str | None:
@@ -109,11 +100,7 @@ def joined_list(value: object) -> object:
 
 
 def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Role -> the only column that has a usual name for it, of each wanted column that is absent and has no own name.
-
-    Args:
-        wanted: role -> name of its column.
-    """
+    """Role -> the only column with a usual name for it, of each wanted column that is absent and has no own name."""
     found: dict[str, str] = {}
     for role, name in wanted.items():
         if name == role and name not in present:
@@ -127,11 +114,8 @@ def existing_columns(
 ) -> dict[str, str]:
     """Role -> column of each required column, and of the optional ones that are present.
 
-    Args:
-        bad: gets a remark on columns that stand for absent ones by their usual names. None allows no such columns.
-
-    Raises:
-        UserError: one problem for every column that is missing or duplicate.
+    `bad` gets a remark on columns that stand for absent ones by their usual names; None allows no such columns. Raises
+    `UserError` for every column that is missing or duplicate.
     """
     guessed = {} if bad is None else usual_columns(present, wanted.roles)
     if bad is not None and guessed:
@@ -150,21 +134,17 @@ def existing_columns(
             hint = next((f"Did you mean {shortened(other)}?" for other in present if other.lower() in near), None)
             hint = _OF_CHATS if is_chat else hint
             option = "--keep_columns" if role.startswith(KEPT) else f"--{role}_column"
-            problems.append(
-                problem("column-missing", "", source, hint, column=shortened(name), option=option, columns=shown)
-            )
+            details = {"column": shortened(name), "option": option, "columns": shown}
+            problems.append(problem("column-missing", "", source, hint, **details))
     Problems(problems[:1] if is_chat else problems).raise_any()
     return names
 
 
 def check_schema(source: str, schema: pa.Schema) -> None:
-    """Refuse duplicate columns, and columns of type JSON.
+    """Raise `UserError` for every duplicate column, and every column of type JSON.
 
     A row keeps the last of two columns of one name. `datasets` 5 makes JSON columns of mixed values, with each text in
     quotes.
-
-    Raises:
-        UserError: one problem for every such column.
     """
     problems = Problems()
     for name in dict.fromkeys(schema.names):
@@ -185,8 +165,7 @@ def text_batches(
 ) -> Iterator[pa.RecordBatch]:
     """All arrow rows of a file or split, with the columns of `existing_columns`, in the form of `read_batches`.
 
-    Raises:
-        UserError: one problem for every column that holds neither text, numbers nor booleans.
+    Raises `UserError` for every column that holds neither text, numbers nor booleans.
     """
     first_row = 1
     for read in batches:
@@ -206,10 +185,7 @@ def text_batches(
 
 def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[str, object]]]:
     """Arrow rows in the form that `read_records` yields."""
-    first_row = 1
-    for batch in batches:
-        yield from enumerate(batch.to_pylist(), first_row)
-        first_row += batch.num_rows
+    return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
 
 def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:

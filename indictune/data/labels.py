@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -41,6 +42,11 @@ def names(labels: Collection[str], problem_type: str | None) -> list[str]:
     return list({part for label in labels for part in parts(label)}) if problem_type == MULTI_LABEL else list(labels)
 
 
+def has_classes(rows: pa.Table, problem_type: str | None) -> bool:
+    """Whether rows have labels, and these are no numbers of a regression."""
+    return "label" in rows.schema.names and problem_type != REGRESSION
+
+
 def target_type(labels: Sequence[str], problem_type: str | None) -> pa.DataType:
     """Of the targets, with the names of the labels in the order of their ids."""
     if problem_type == REGRESSION:
@@ -69,15 +75,14 @@ _FLAG = "--class_weights"
 def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequence[str]) -> dict[str, float] | None:
     """The weight of each label by `--class_weights`, for its number of training rows; None where all count alike.
 
-    Raises:
-        UserError: as of `read_file`, or the file misses a label, or names one that no row has.
+    Raises `UserError` as `given_weights`, and if the file misses a label, or names one that no row has.
     """
     if choice is None:
         return None
     if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
         total = sum(counts.values())
         return {label: total / (len(labels) * counts[label]) for label in labels}
-    weights = read_file(choice)
+    weights = given_weights(choice) or {}
     problems = Problems()
     for label in sorted(weights.keys() ^ set(labels)):
         code = "class-weight-unknown" if label in weights else "class-weight-missing"
@@ -86,23 +91,15 @@ def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequenc
     return weights
 
 
-def check_file(choice: str | None) -> None:
-    """Check what is known of `--class_weights` before any row is read; raises as `read_file`."""
-    if choice is not None and choice != BALANCED:
-        read_file(choice)
-
-
 def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> torch.Tensor | None:
     """The weights in the order of the class ids, float32 [labels]."""
     return None if weights is None else torch.tensor([weights[label] for label in labels])
 
 
-def read_file(path: str) -> dict[str, float]:
-    """The weights in a JSON or YAML file, by label.
-
-    Raises:
-        UserError: it cannot be read, or holds something else than a positive number for each label.
-    """
+def given_weights(path: str | None) -> dict[str, float] | None:
+    """The weights by label in the file that `--class_weights` names, if any; `UserError` unless all are positive."""
+    if path is None or path == BALANCED:
+        return None
     try:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)
@@ -118,19 +115,13 @@ def read_file(path: str) -> dict[str, float]:
         label = normalise_label(written) or ""
         if label in weights:
             problems.append(problem("class-weight-twice", _FLAG, path, label=label))
-        weights[label] = _number(weight)
+        weights[label] = float("nan")
+        with suppress(ValueError):
+            weights[label] = float(str(weight))
         if not 0 < weights[label] < float("inf"):
             problems.append(problem("class-weight-not-positive", _FLAG, path, label=label, weight=weight))
     problems.raise_any()
     return weights
-
-
-def _number(weight: object) -> float:
-    """NaN where it is none."""
-    try:
-        return float(str(weight))
-    except ValueError:
-        return float("nan")
 
 
 AnyRows = TypeVar("AnyRows", bound=StoredRows)
@@ -152,18 +143,19 @@ def spell_out(rows: Mapping[str, AnyRows], folder: Path) -> dict[str, AnyRows]:
     spelled = _spelled(written)
     if all(label == new for label, new in spelled.items()):
         return dict(rows)
-    return {split: _spelled_rows(each, folder / f"{split}.arrow", spelled) for split, each in rows.items()}
+    for split, each in rows.items():
+        path = folder / f"{split}.arrow"
+        columns = ((batch, map(spelled.__getitem__, batch["label"].to_pylist())) for batch in stored_batches(path))
+        batches = (with_column(batch, "label", pa.array(labels, pa.string())) for batch, labels in columns)
+        rewrite_table(path, each.table.schema, batches)
+    return {split: replace(each, table=map_table(folder / f"{split}.arrow")) for split, each in rows.items()}
 
 
 def _spelled(labels: Collection[str]) -> dict[str, str]:
-    """Label as written -> as `a|b`.
-
-    Lists of 0 and 1 that have one length, all of them, say of each label whether the row has it.
-    """
+    """Label as written -> as `a|b`. Lists of 0 and 1 that all have one length say of each label if the row has it."""
     items = {label: _items(label) for label in labels}
-    if len({*map(len, items.values())}) == 1 and all(
-        of_row[1:] and {*of_row} <= {"0", "1"} for of_row in items.values()
-    ):
+    are_flags = all(of_row[1:] and {*of_row} <= {"0", "1"} for of_row in items.values())
+    if are_flags and len({*map(len, items.values())}) == 1:
         items = {label: [str(place) for place, each in enumerate(row) if each == "1"] for label, row in items.items()}
     return {label: SEPARATOR.join(of_row) or SEPARATOR for label, of_row in items.items()}
 
@@ -180,15 +172,6 @@ def _is_bracketed(label: str) -> bool:
     return label.startswith("[") and label.endswith("]")
 
 
-def _spelled_rows(rows: AnyRows, path: Path, spelled: Mapping[str, str]) -> AnyRows:
-    batches = (
-        with_column(batch, "label", pa.array(map(spelled.__getitem__, batch["label"].to_pylist()), pa.string()))
-        for batch in stored_batches(path)
-    )
-    rewrite_table(path, rows.table.schema, batches)
-    return replace(rows, table=map_table(path))
-
-
 _MAX_LABELS = 1000
 _MAX_SCORES = 10
 _MAX_CLASS_NUMBERS = 50
@@ -203,9 +186,8 @@ def checked_labels(
 ) -> list[str]:
     """The names of the labels in the order of their ids: by number if all are numbers, else by the alphabet.
 
-    Raises:
-        UserError: the labels are no numbers (of a regression); they are scores or free text, there is only one, or
-            held-out rows have others (of a classification).
+    Raises `UserError` for labels of a regression that are no numbers; of a classification, for scores, free text, a
+    single label, or others in held-out rows.
     """
     counts = label_counts(train, problem_type)
     problems = Problems()
@@ -223,10 +205,9 @@ def checked_labels(
 
 
 def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> str | None:
-    """Code of the problem with labels that look like no classes, if there is one.
+    """Code of the problem with labels that look like no classes: scores, free text and their like.
 
     Scores are more than ten numbers in steps, such as 0, 0.1, ... 5 or 0, 5, ... 100, or more than fifty whole ones.
-    Free text has too many values, or nearly one for each row.
     """
     if len(counts) < 2:
         return "one-label"
@@ -245,11 +226,9 @@ def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> st
 
 def not_numbers(rows: StoredRows) -> list[Problem]:
     """A problem for each of the first few labels that a regression cannot learn."""
-    found = (label for label in label_counts(rows) if not _is_score(label))
-    return [
-        problem("label-not-number", rows.origin, rows.location(_first_row(rows, label)), label=shortened(label))
-        for label in islice(found, _MAX_LISTED)
-    ]
+    found = islice((label for label in label_counts(rows) if not _is_score(label)), _MAX_LISTED)
+    places = ((label, first_location(rows, label, None)) for label in found)
+    return [problem("label-not-number", rows.origin, where, label=shortened(label)) for label, where in places]
 
 
 def unknown_labels(rows: StoredRows, known: Collection[str], problem_type: str | None = None) -> list[Problem]:
@@ -259,10 +238,9 @@ def unknown_labels(rows: StoredRows, known: Collection[str], problem_type: str |
     unknown = {label: count for label, count in label_counts(rows, problem_type).items() if label not in known}
     labels = ", ".join(map(shortened, sorted(known)[:MAX_LISTED_ROWS]))
     problems = []
-    for label, count in list(unknown.items())[:_MAX_LISTED]:
-        first = first_location(rows, label, problem_type)
-        details: dict[str, Any] = {"label": shortened(label), "count": count, "first": first, "known": labels}
-        problems.append(problem("label-unknown", rows.origin, rows.source, **details))
+    for label, count in islice(unknown.items(), _MAX_LISTED):
+        details = {"label": shortened(label), "first": first_location(rows, label, problem_type), "known": labels}
+        problems.append(problem("label-unknown", rows.origin, rows.source, count=count, **details))
     if len(unknown) > _MAX_LISTED:
         problems.append(problem("more-unknown-labels", rows.origin, rows.source, count=len(unknown) - _MAX_LISTED))
     return problems
@@ -282,7 +260,7 @@ def label_counts(rows: StoredRows, problem_type: str | None = None) -> dict[str,
 def first_location(rows: StoredRows, label: str, problem_type: str | None) -> str:
     """Where the first row with a label stands: `file:line`."""
     written = (each for each in rows.table["label"].unique().to_pylist() if label in names([each], problem_type))
-    return rows.location(_first_row(rows, next(written)))
+    return rows.location(int(pc.index(rows.table["label"], next(written)).as_py()))
 
 
 def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArray:
@@ -291,10 +269,6 @@ def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArr
         of_row = {label: names([label], problem_type) for label in labels.unique().to_pylist()}
         return pa.array([of_row[label] for label in labels.to_pylist()], pa.list_(pa.string()))
     return pa.ListArray.from_arrays(np.arange(len(labels) + 1, dtype=np.int32), labels.combine_chunks())
-
-
-def _first_row(rows: StoredRows, label: str) -> int:
-    return int(pc.index(rows.table["label"], label).as_py())
 
 
 def _is_score(label: str) -> bool:

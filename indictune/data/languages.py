@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import compress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,9 +65,12 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     languages = [language_of_script(text) for text in words]
     latin = [index for index, language in enumerate(languages) if language == LATIN]
     if latin:
-        for index, is_english in zip(latin, _are_english([words[index] for index in latin]), strict=True):
-            if is_english:
-                languages[index] = ENGLISH
+        from lingua import Language
+
+        heads = [words[index][:_HEAD] for index in latin]
+        sure = _detector().compute_language_confidence_in_parallel(heads, Language.ENGLISH)
+        for index in compress(latin, (confidence >= _SURE for confidence in sure)):
+            languages[index] = ENGLISH
     return languages
 
 
@@ -98,21 +102,14 @@ def scripts_of(texts: Iterable[str], languages: Iterable[str]) -> list[str]:
 
     Latin text is romanised, unless its language is English. `languages` has the language of each text.
     """
-    pairs = zip(texts, languages, strict=True)
-    return [_script_of(_NOT_LANGUAGE.sub(" ", text), language) for text, language in pairs]
-
-
-def _script_of(text: str, language: str) -> str:
-    if language_of_script(text) == LATIN:
-        return "native" if language.lower().partition("-")[0] in ("en", "eng", "english") else "romanised"
-    return "native" if any(map(str.isalpha, text)) else "none"
-
-
-def _are_english(texts: list[str]) -> list[bool]:
-    from lingua import Language
-
-    sure = _detector().compute_language_confidence_in_parallel([text[:_HEAD] for text in texts], Language.ENGLISH)
-    return [confidence >= _SURE for confidence in sure]
+    found = []
+    for text, language in zip((_NOT_LANGUAGE.sub(" ", text) for text in texts), languages, strict=True):
+        if language_of_script(text) == LATIN:
+            is_english = language.lower().partition("-")[0] in ("en", "eng", "english")
+            found.append("native" if is_english else "romanised")
+        else:
+            found.append("native" if any(map(str.isalpha, text)) else "none")
+    return found
 
 
 @functools.cache

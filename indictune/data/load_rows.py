@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,57 +15,25 @@ from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments, TextArguments
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import (
-    Column,
     StoredRows,
-    build_once,
     leaked_rows,
-    listed_locations,
     map_table,
-    read_facts,
     rewrite_table,
     stored_batches,
     with_progress,
-    write_facts,
     write_table,
 )
 from indictune.data.columns import wanted_columns
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, rare_labels, same_texts
-from indictune.data.labels import MULTI_LABEL, REGRESSION, checked_labels, label_lists, spell_out, unknown_labels
+from indictune.data.health.findings import Finding, Found, Mojibake, rare_labels, same_texts
+from indictune.data.labels import MULTI_LABEL, checked_labels, spell_out, unknown_labels
 from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
-from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
+from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.data.text.cleaning import SCHEMA, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
+_MAX_LOCATIONS = 10
+
 TextSource = Source[pa.RecordBatch]
-
-
-class Rows(StoredRows):
-    """The labelled texts of one split: columns `text` (cleaned, not empty), `label`, `language` (no nulls), `line`."""
-
-    @property
-    def texts(self) -> Column:
-        """The texts, which can be read many times."""
-        return Column(self.table["text"])
-
-
-@dataclass(frozen=True)
-class Splits:
-    """All rows of a run.
-
-    Attributes:
-        rows: by split, of `train`, `validation` and `test`.
-        labels: names of the training rows' labels; a name's position is its class id. They are in numerical order if
-            all are numbers, else in alphabetical order.
-        folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
-        notes: sentences for the user, such as dropped rows, or rows in more than one split.
-        findings: in the rows as they were read, before some were held out or repeated.
-    """
-
-    rows: Mapping[str, Rows]
-    labels: list[str]
-    folder: Path
-    notes: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
 
 
 def load_splits(
@@ -74,14 +42,11 @@ def load_splits(
     sources: Mapping[str, TextSource] | None = None,
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
-) -> Splits:
+) -> Splits[StoredRows]:
     """Read, clean and check all rows of a run, or take them from the cache.
 
-    If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
-    rows, unless the sources have validation rows. `mixture` repeats and leaves out training rows.
-
-    Raises:
-        UserError: all problems of all files and labels at once, and those of `found`.
+    If problems were `found` so far, only the first rows of long files are read. Raises `UserError` with all problems
+    of all files and labels at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`.
     """
     problems = Problems(found or ())
     given = text_sources(args, problems) if sources is None else sources
@@ -96,13 +61,10 @@ def load_test_rows(
     labels: Sequence[str] | None,
     found: Sequence[Problem] = (),
     problem_type: str | None = None,
-) -> Splits:
+) -> Splits[StoredRows]:
     """Read, clean and check the files of rows for a finished model, or take them from the cache: the split `test`.
 
-    `labels` are those of the model; None accepts any. `found` as of `load_splits`.
-
-    Raises:
-        UserError: all problems of the file at once, with labels that the model lacks; or `found`.
+    `labels` are those of the model; None accepts any. Raises as `load_splits`, and for labels that the model lacks.
     """
     source = file_source(named, "--test_file", text_reader(args, problem_type))
     splits = _load({"test": source}, args, Problems(found), problem_type)
@@ -117,51 +79,35 @@ def _load(
     problem_type: str | None,
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
-) -> Splits:
-    validation_split, ignored = used_split(validation_split, sources)
+) -> Splits[StoredRows]:
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
-    def make(folder: Path) -> None:
+    def read(folder: Path, found: Found) -> dict[str, StoredRows]:
         refuse_early(problems, sources.values(), 1)
-        rows: dict[str, Rows] = {}
-        found = Found()
-        labels: list[str] = []
+        rows: dict[str, StoredRows] = {}
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                read = _read_split(source, args, found, folder / f"{split}.arrow", bad)
-                rows |= {} if read is None else {split: read}
+                of_split = _read_split(source, args, found, folder / f"{split}.arrow", bad)
+                rows |= {} if of_split is None else {split: of_split}
         if problem_type == MULTI_LABEL:
             rows = spell_out(rows, folder)
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, found, folder / "train.arrow")
-                labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
+                found.labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
         problems.raise_any()
         if "train" in rows:
             found.notes += rare_labels(rows["train"], problem_type)
             found.findings += same_texts(rows, problem_type)
-        if validation_split is not None and "train" in rows:
-            rows |= _divided(rows["train"], validation_split, problem_type, folder)
-        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, problem_type != REGRESSION)
-        splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": splits, "labels": labels, **found.facts(), "mix": mix})
+        return rows
 
-    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    settings = [asdict(wanted_columns(args)), problem_type, drops_leaks]
-    parts = [made_from, *settings, args.bad_rows, args.max_bad_fraction]
-    parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
-    folder = build_once("rows", parts, "The rows", make)
-    facts = read_facts(folder)
-    stored = {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()}
-    if validation_split is not None:
-        validation_split.announce(stored)
-    announce(facts["mix"])
-    return Splits(stored, facts["labels"], folder, [*facts["notes"], *ignored], findings_in(facts))
+    settings = [asdict(wanted_columns(args)), drops_leaks, args.bad_rows, args.max_bad_fraction]
+    return stored_splits("rows", StoredRows, sources, settings, read, validation_split, mixture, problem_type)
 
 
-def _read_split(source: TextSource, args: TextArguments, found: Found, path: Path, bad: BadRows) -> Rows | None:
+def _read_split(source: TextSource, args: TextArguments, found: Found, path: Path, bad: BadRows) -> StoredRows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
     mojibake = Mojibake()
@@ -171,7 +117,11 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     labelled = len(table) - table["label"].null_count
     lacks_labels = source.may_lack_labels and not labelled
     if labelled < len(table) and not lacks_labels:
-        _keep_labelled(path, bad, args.label_column)
+        unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
+        for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
+            for row in batch.filter(mask).to_pylist():
+                bad.add(row.pop("line"), "no-label", row, column=args.label_column)
+        _drop_rows(path, unlabelled)
         table = map_table(path)
     bad.finish(len(table))
     found.notes += [f"{source.origin} {note}" for note in bad.notes()]
@@ -180,13 +130,14 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)
     if len(lines):
-        locations = listed_locations(lines, bad.location)
+        locations = ", ".join(map(bad.location, lines[:_MAX_LOCATIONS].to_pylist()))
+        locations += f" and {len(lines) - _MAX_LOCATIONS:,} more" if len(lines) > _MAX_LOCATIONS else ""
         found.notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
     if lacks_labels:
         found.notes.append(f"{source.origin}: its test rows have no labels and are left out.")
         path.unlink()
         return None
-    return Rows(table, source.name, source.origin, bad.files)
+    return StoredRows(table, source.name, source.origin, bad.files)
 
 
 def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iterator[pa.RecordBatch]:
@@ -197,16 +148,7 @@ def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iter
         yield batch.filter(full)
 
 
-def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
-    """Write a table again without the rows that have no label, which `bad` gets."""
-    unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
-    for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
-        for row in batch.filter(mask).to_pylist():
-            bad.add(row.pop("line"), "no-label", row, column=column)
-    _drop_rows(path, unlabelled)
-
-
-def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, path: Path) -> Rows:
+def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, found: Found, path: Path) -> StoredRows:
     """The training rows; with `drop`, without those whose text also stands in held-out rows."""
     if not held_out:
         return train
@@ -225,16 +167,6 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, found: Found, 
     _drop_rows(path, leaked)
     found.notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))
-
-
-def _divided(train: Rows, split: ValidationSplit, problem_type: str | None, folder: Path) -> dict[str, Rows]:
-    table = train.table
-    strata, labels = table["language"], None
-    if problem_type != REGRESSION:
-        strata = pc.binary_join_element_wise(table["language"], table["label"], "\x00")
-        labels = label_lists(table["label"], problem_type)
-    texts = (text for batch in stored_batches(folder / "train.arrow") for text in batch["text"].to_pylist())
-    return split.divide(train, folder, texts, strata, labels)
 
 
 def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:

@@ -1,12 +1,12 @@
-"""Choose the rows of an epoch: which are held out, and how often each of the others comes."""
+"""Store the splits of a run, and choose the rows of an epoch: some are held out, others come several times."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,17 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import StoredRows, map_table, repeated_batches, rewrite_table, text_keys, write_table
+from indictune.data.cache import (
+    StoredRows,
+    build_with_facts,
+    map_table,
+    repeated_batches,
+    rewrite_table,
+    text_keys,
+    write_table,
+)
+from indictune.data.health.findings import Finding, Found, warning_notes
+from indictune.data.labels import AnyRows, has_classes, label_lists
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
 
 logger = logging.getLogger(__name__)
@@ -28,33 +38,25 @@ Counts = npt.NDArray[np.int64]
 class Mixture:
     """How languages are balanced.
 
-    Attributes:
-        alpha: a language with n rows gets a share of an epoch in proportion to n ** alpha. 1 changes nothing; 0 gives
-            every language the same share.
-        seed: draws the rows that come once more than others, or not at all.
+    A language with n rows gets a share of an epoch in proportion to n ** alpha: 1 changes nothing; 0 gives each the
+    same share. The seed draws the rows that come once more than others, or not at all.
     """
 
     alpha: float
     seed: int
 
     def apply(self, folder: Path, entries: Sequence[TrainFiles], keeps_labels: bool) -> list[list[str]]:
-        """Write the training rows in `train.arrow` again, each as often as it comes in an epoch.
+        """Write the training rows in `train.arrow` of a folder again, each as often as it comes in an epoch.
 
-        Args:
-            folder: of the table, with columns `line` and `language`.
-            entries: of `--train_files`; none for other rows.
-            keeps_labels: whether one row at least of each `label` stays.
-
-        Returns:
-            The rows of the table that `announce` shows; none if nothing changes.
+        `entries` are those of `--train_files`, if any. With `keeps_labels`, one row at least of each `label` stays.
+        Returns the rows of the table that `_announce` shows; none if nothing changes.
         """
         path = folder / "train.arrow"
         rows = map_table(path)
         whole = entries or [TrainFiles("all rows")]
         entry = entry_numbers(rows["line"], whole) if entries else np.zeros(len(rows), np.int64)
         languages = sorted(rows["language"].unique().to_pylist())
-        language = np.asarray(pc.index_in(rows["language"], value_set=pa.array(languages))).astype(np.int64)
-        group = entry * len(languages) + language
+        group = entry * len(languages) + _codes(rows["language"])
         present = np.bincount(group, minlength=len(whole) * len(languages))
         wanted = self.wanted(present.reshape(len(whole), -1), [each.weight for each in whole]).ravel()
         if np.array_equal(present, wanted):
@@ -84,7 +86,7 @@ class Mixture:
         return rows
 
 
-def announce(mix: Sequence[Sequence[str]]) -> None:
+def _announce(mix: Sequence[Sequence[str]]) -> None:
     """Show how many rows of each file and language come in an epoch."""
     if mix:
         for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
@@ -114,24 +116,14 @@ def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Cou
 
 def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
     """Let the first row of each label come once, if no row of it would come."""
-    names = labels.unique()
-    codes = np.asarray(pc.index_in(labels, value_set=names)).astype(np.int64)
+    codes = _codes(labels)
     first = np.unique(codes, return_index=True)[1]
-    lost = np.bincount(codes, weights=repeats, minlength=len(names)) == 0
-    repeats[first[lost]] = 1
-
-
-Rows = TypeVar("Rows", bound=StoredRows)
+    repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
 
 
 @dataclass(frozen=True)
 class ValidationSplit:
-    """Which share of the training rows is held out.
-
-    Attributes:
-        share: of the rows, above 0 and below 1.
-        seed: another one holds out other rows.
-    """
+    """Which share of the training rows, above 0 and below 1, is held out; another seed holds out others."""
 
     share: float
     seed: int
@@ -142,12 +134,8 @@ class ValidationSplit:
         """Which rows are held out, bool [rows]; the choice depends on the rows alone, not on their order.
 
         Rows with one text stay together. A text with more rows than half of the share is trained on. So is one text of
-        each label: without it, the model would not know the label.
-
-        Args:
-            texts: of the rows.
-            strata: a string for each row; rows with equal ones are held out in proportion.
-            labels: of each row, a list of strings; None if rows have none.
+        each label: without it, the model would not know the label. Rows of one stratum are held out in proportion.
+        `labels` are a list of strings for each row; None if rows have none.
         """
         keys = text_keys(texts, str(self.seed))
         _, first, text_of, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
@@ -167,24 +155,21 @@ class ValidationSplit:
         is_chosen[ordered] = np.diff(passed) > 0
         return is_chosen[text_of]
 
-    def divide(
-        self,
-        train: Rows,
-        folder: Path,
-        texts: Iterable[str],
-        strata: pa.Array | pa.ChunkedArray,
-        labels: pa.ListArray | None = None,
-    ) -> dict[str, Rows]:
-        """`train`, and `validation` if any row is held out; the folder gets their tables. Arguments as of `choose`."""
+    def divide(self, train: AnyRows, folder: Path, problem_type: str | None) -> dict[str, AnyRows]:
+        """`train`, and `validation` if any row is held out; the folder gets their tables."""
         path, other = folder / "train.arrow", folder / "validation.arrow"
-        chosen = self.choose(texts, strata, labels)
+        strata, labels = train.table["language"], None
+        if has_classes(train.table, problem_type):
+            strata = pc.binary_join_element_wise(train.table["language"], train.table["label"], "\x00")
+            labels = label_lists(train.table["label"], problem_type)
+        chosen = self.choose(train.texts, strata, labels)
         if not chosen.any():
             return {"train": train}
         write_table(other, train.table.schema, repeated_batches(path, chosen))
         rewrite_table(path, train.table.schema, repeated_batches(path, ~chosen))
         return self.divided(train, map_table(path), map_table(other))
 
-    def divided(self, train: Rows, left: pa.Table, held_out: pa.Table) -> dict[str, Rows]:
+    def divided(self, train: AnyRows, left: pa.Table, held_out: pa.Table) -> dict[str, AnyRows]:
         """The rows of both splits, given by their tables; those held out are named after this flag."""
         origin = f"--validation_split {self.share:g}"
         return {"train": replace(train, table=left), "validation": replace(train, table=held_out, origin=origin)}
@@ -193,10 +178,8 @@ class ValidationSplit:
         """Tell the user how many rows are held out of the splits, in one line."""
         if "validation" in rows:
             held_out = len(rows["validation"])
-            logger.info(
-                "no --validation_file: %s of %s rows are held out to evaluate on (--validation_split %g)",
-                *(f"{held_out:,}", f"{held_out + len(rows['train']):,}", self.share),
-            )
+            shown = f"{held_out:,} of {held_out + len(rows['train']):,} rows are held out to evaluate on"
+            logger.info("no --validation_file: %s (--validation_split %g)", shown, self.share)
 
 
 def split_of(plan: RunPlan[Any, Any]) -> ValidationSplit | None:
@@ -207,15 +190,71 @@ def split_of(plan: RunPlan[Any, Any]) -> ValidationSplit | None:
     return ValidationSplit(share, training.seed if training.data_seed is None else training.data_seed)
 
 
-def used_split(
-    split: ValidationSplit | None, sources: Mapping[str, Source[Any]]
-) -> tuple[ValidationSplit | None, list[str]]:
-    """The split, unless the sources have validation rows, and a warning if a given share is ignored."""
-    if split is None or "validation" not in sources:
-        return split, []
-    origin = sources["validation"].origin
-    note = f"Ignoring --validation_split {split.share:g}: {origin} has validation rows."
-    return None, [] if split.share == VALIDATION_SHARE else [note]
+@dataclass(frozen=True)
+class Splits(Generic[AnyRows]):
+    """All rows of a run.
+
+    Attributes:
+        rows: by split, of `train`, `validation` and `test`.
+        folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
+        notes: sentences for the user, such as dropped rows, or rows in more than one split.
+        findings: in the rows as they were read, before some were held out or repeated.
+        labels: names of the training rows' labels, in the order of their class ids: see `checked_labels`.
+    """
+
+    rows: Mapping[str, AnyRows]
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+
+def stored_splits(
+    kind: str,
+    rows_type: type[AnyRows],
+    sources: Mapping[str, Source[Any]],
+    settings: Sequence[object],
+    read: Callable[[Path, Found], dict[str, AnyRows]],
+    split: ValidationSplit | None,
+    mixture: Mixture | None,
+    problem_type: str | None = None,
+) -> Splits[AnyRows]:
+    """The splits of a run, from the cache if they were read before.
+
+    Args:
+        settings: all that `read` depends on but for the sources.
+        read: writes the tables of all splits to a folder, and adds what it finds in the rows.
+        split: holds out training rows, unless the sources have validation rows; `mixture` repeats and drops some.
+    """
+    ignored = []
+    if split is not None and "validation" in sources:
+        if split.share != VALIDATION_SHARE:
+            origin = sources["validation"].origin
+            ignored = [f"Ignoring --validation_split {split.share:g}: {origin} has validation rows."]
+        split = None
+
+    def make(folder: Path) -> dict[str, Any]:
+        found = Found()
+        rows = read(folder, found)
+        if split is not None and "train" in rows:
+            rows |= split.divide(rows["train"], folder, problem_type)
+        mix = []
+        if mixture is not None:
+            keeps_labels = has_classes(rows["train"].table, problem_type)
+            mix = mixture.apply(folder, sources["train"].entries, keeps_labels)
+        found.notes += warning_notes(found.findings)
+        of_splits = {name: (each.source, each.origin, each.files) for name, each in rows.items()}
+        return {"splits": of_splits, "mix": mix, **asdict(found)}
+
+    made_from = [[name, source.name, source.origin, source.fingerprint] for name, source in sources.items()]
+    choices = [None if each is None else vars(each) for each in (split, mixture)]
+    folder, facts = build_with_facts(kind, [made_from, problem_type, *settings, *choices], f"The {kind}", make)
+    rows = {name: rows_type(map_table(folder / f"{name}.arrow"), *each) for name, each in facts["splits"].items()}
+    if split is not None:
+        split.announce(rows)
+    _announce(facts["mix"])
+    findings = [Finding(**each) for each in facts["findings"]]
+    return Splits(rows, folder, [*facts["notes"], *ignored], findings, facts["labels"])
 
 
 def _codes(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:

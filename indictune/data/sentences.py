@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeGuard
 
@@ -12,12 +13,12 @@ import pyarrow as pa
 from indictune.config.arguments import SourceArguments
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import TextArguments
-from indictune.data.bad_rows import BadRows, numbered_files
+from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
-from indictune.data.columns import STANDARD, existing_columns, wanted_columns
+from indictune.data.columns import existing_columns, wanted_columns
 from indictune.data.languages import language_of
 from indictune.data.read.open_files import decoded_lines, files_named, kind_of_file
-from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
+from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
 from indictune.data.read.row_sources import SPLITS, builtin_files
 from indictune.data.row_choice import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
@@ -45,21 +46,15 @@ def files_by_split(args: SourceArguments) -> dict[str, str | Sequence[str]]:
 
 
 def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) -> Sentences:
-    """Read and check the sentences of a split's files, which `--<split>_file` named.
-
-    Raises:
-        UserError: a file or a column is missing, or the problems of the first bad sentences, with `file:line`.
-    """
+    """Read the sentences of a split; raises `UserError` for a missing file or column, or the first bad sentences."""
     wanted = replace(wanted_columns(args), optional={})
     rows: list[dict[str, Any]] = []
     flag = f"--{split}_file"
     with attributed_to(flag):
-        form = vars(wanted.form)
-        given = [name for name in form if form[name] != vars(STANDARD)[name]]
-        Problems(problem("not-of-this-task", f"--{name}") for name in given).raise_any()
+        Problems(problem("not-of-this-task", f"--{name}") for name in wanted.given_layout()).raise_any()
         name, files = files_named(named, split)
         bad = BadRows(name)
-        for line, record in _records(files, bad, args):
+        for line, record in SplitFiles(files).records(bad, partial(_records, args)):
             existing_columns(bad.location(line), list(record), wanted)
             words, tags = record[args.text_column], record[args.label_column]
             if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
@@ -96,11 +91,9 @@ def _are_texts(values: object) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
-def _records(files: Sequence[str], bad: BadRows, args: TextArguments) -> Iterator[Record]:
-    for file, offset in numbered_files(files, bad):
-        is_conll = kind_of_file(file) not in RECORD_EXTENSIONS
-        for line, record in _conll_records(file, bad, args) if is_conll else read_records(file, bad):
-            yield offset + line, record
+def _records(args: TextArguments, file: str, bad: BadRows) -> Iterator[Record]:
+    is_conll = kind_of_file(file) not in RECORD_EXTENSIONS
+    return _conll_records(file, bad, args) if is_conll else read_records(file, bad)
 
 
 def _conll_records(file: str, bad: BadRows, args: TextArguments) -> Iterator[Record]:

@@ -1,11 +1,13 @@
-"""Scores for whom: of all rows, and by language, script and length, and the rows that are most wrong."""
+"""Scores for whom: of all rows, by language, script and length; their names; and the rows that are most wrong."""
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from indictune.console_text import table
 from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
 
 EVALUATION = "evaluation.json"
@@ -51,10 +54,7 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Scores rows by their numbers, int64 [some rows], with intervals from `draws` of them.
-
-    Its first score is the main one.
-    """
+    """Scores rows by their numbers, int64 [some rows], with intervals from `draws` of them; first the main score."""
 
     def __call__(self, rows: np.ndarray, draws: int = RESAMPLES) -> Group: ...
 
@@ -65,8 +65,7 @@ class Breakdown:
 
     Attributes:
         kind: of the task: `single_label`, `multi_label`, `regression`, `entities`, `answers` or `written_answers`.
-        score: name of the main score.
-        lower_is_better: whether the main score is best where it is lowest.
+        score: name of the main score, and `lower_is_better` whether it is best where it is lowest.
         labels: in the order of the class ids.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
         worst_language: by the main score, however few rows it has.
@@ -122,12 +121,9 @@ def break_down(
     loss: float = math.nan,
     draws: int = RESAMPLES,
 ) -> Breakdown:
-    """Score all rows, one at least, and each group of them.
+    """Score all rows, one at least, and each group of them; the rest as of `Breakdown`.
 
-    Args:
-        labels: in the order of the class ids.
-        lower_is_better: whether the main score is best where it is lowest.
-        draws: of the rows, for the intervals; 0 for scores without intervals, which take far less time.
+    `draws` are of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
     overall = scorer(np.arange(len(facts.languages)), draws)
     groups = facts.groups().items()
@@ -138,10 +134,7 @@ def break_down(
 
 
 def mean_loss(losses: np.ndarray, count: int | None = None) -> float:
-    """The summed losses of rows [rows] by a count, or by the number of rows. NaN if one is.
-
-    It is rounded once, after the sum, so it does not depend on the order of the rows.
-    """
+    """The sum of losses [rows] by a count, or their number; NaN if one is. It is rounded once: no order changes it."""
     return math.fsum(np.asarray(losses, np.float64).tolist()) / (len(losses) if count is None else count)
 
 
@@ -151,18 +144,14 @@ def as_json(breakdowns: Mapping[str, Breakdown]) -> dict[str, Any]:
 
 
 def read_breakdowns(folder: Path) -> dict[str, Breakdown]:
-    """The breakdowns in the folder of a run or an evaluation, by split: `eval` (the validation rows) and `test`.
-
-    Raises `OSError` if there are none.
-    """
+    """The breakdowns of a run or an evaluation by split, `eval` (validation) and `test`; `OSError` without any."""
     content = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     return {split: _breakdown(each) for split, each in content.items()}
 
 
 def _breakdown(content: dict[str, Any]) -> Breakdown:
     by = {what: {value: _group(each) for value, each in values.items()} for what, values in content["by"].items()}
-    calibration = content["calibration"]
-    if calibration is not None:
+    if (calibration := content["calibration"]) is not None:
         bins = [Bin(**each) for each in calibration["bins"]]
         calibration = Calibration(**{**calibration, "bins": bins})
     written = _breakdown(content["written"]) if content.get("written") else None
@@ -175,7 +164,7 @@ def _group(content: dict[str, Any]) -> Group:
     scores = {name: _estimate(each) for name, each in content["scores"].items()}
     per_label = {}
     for label, each in content["per_label"].items():
-        precision, recall, f1 = (_estimate(each[name]) for name in ("precision", "recall", "f1"))
+        precision, recall, f1 = (_estimate(each[name]) for name in RATIOS)
         per_label[label] = LabelScores(precision, recall, f1, each["support"], each.get("predicted", 0))
     return Group(content["num_examples"], scores, per_label, content["confusion"], content.get("counts", {}))
 
@@ -235,3 +224,126 @@ def wrongness(row: Mapping[str, Any]) -> float:
         return float(sum(a != b for a, b in zip(label, predicted, strict=True)))
     scores = {name: row["scores"][name] for name in {*label} ^ {*predicted}}
     return float(max(score if name in predicted else 1 - score for name, score in scores.items()))
+
+
+RATIOS = ("precision", "recall", "f1")  # of each label
+WORST = "worst_language_"
+WRITTEN = ("chrf", "exact_match")  # of answers that a language model writes
+_MARKUP = re.compile(r"[\x00-\x1f\x7f<>&|`\[\]()\\:\"'!*#]")
+
+
+def block_of(found: Breakdown, scores_of: Callable[[Group], Mapping[str, float]]) -> dict[str, Any]:
+    """The block of `metrics.json` that all tasks have: `num_examples`, `loss`, the scores, and `per_language`."""
+    per_language = {
+        language: {"num_examples": group.num_examples, **scores_of(group)}
+        for language, group in found.by["language"].items()
+    }
+    overall = {"num_examples": found.overall.num_examples, "loss": found.loss, **scores_of(found.overall)}
+    return overall | {"per_language": per_language}
+
+
+def label_block(per_label: Mapping[str, LabelScores]) -> dict[str, dict[str, float]]:
+    """`<label>.{precision,recall,f1,support}`, as `metrics.json` has them."""
+    return {
+        label: {name: getattr(scores, name).value for name in RATIOS} | {"support": scores.support}
+        for label, scores in per_label.items()
+    }
+
+
+def without_markup(name: str) -> str:
+    """A language or label in a metric's name. The Trainer's model card would take some characters for markup."""
+    return _MARKUP.sub("_", name)
+
+
+def score_names(
+    scores: Sequence[str], labels: Iterable[str], groups: Mapping[str, Iterable[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Where the score of each name stands: a path for `_score_at`.
+
+    `scores` are those of a group of rows, the main one first; `groups` is `language`, `script` and `length` -> values.
+    """
+    found: dict[str, tuple[str, ...]] = {name: ("overall", name) for name in scores}
+    found[f"{WORST}{scores[0]}"] = ("worst",)
+    of_labels = {f"{ratio}_{without_markup(label)}": (label, ratio) for label in labels for ratio in RATIOS}
+    found |= {name: ("label", *path) for name, path in of_labels.items()}
+    of_both: dict[str, tuple[str, ...]] = {}
+    for what, values in groups.items():
+        for value in values:
+            shown = f"length_{value.replace(' ', '_')}" if what == "length" else without_markup(value)
+            found |= {f"{name}_{shown}": ("by", what, value, name) for name in scores}
+            of_both |= {f"{name}_{shown}": ("label", *path, what, value) for name, path in of_labels.items()}
+    return found | {name: path for name, path in of_both.items() if name not in found}
+
+
+def named_scores(found: Breakdown) -> dict[str, float]:
+    """Every score of a breakdown by its name."""
+    overall = found.overall
+    paths = score_names(list(overall.scores), overall.per_label, found.by)
+    of_written = {} if found.written is None else named_scores(found.written)
+    return {name: _score_at(found, path) for name, path in paths.items()} | of_written
+
+
+def _score_at(found: Breakdown, path: tuple[str, ...]) -> float:
+    match path:
+        case ("overall", name):
+            return found.overall.scores[name].value
+        case ("label", label, ratio, *where):
+            group = found.by[where[0]][where[1]] if where else found.overall
+            value: float = getattr(group.per_label[label], ratio).value
+            return value
+        case ("by", what, of, name):
+            return found.by[what][of].scores[name].value
+    return found.by["language"][found.worst_language].scores[found.score].value
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """The known names that are most like a name, the most like first."""
+    names = list(known)
+    return ", ".join(difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:5])
+
+
+def metrics_tables(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Lay out some scores of a block of `metrics.json`, a line for each language and a last one for all rows.
+
+    Where labels have scores, a second table has precision, recall, F1 and support of each label of the model.
+    """
+    columns = ("num_examples", *names)
+    languages = [[name, *_cells(row, columns)] for name, row in metrics["per_language"].items()]
+    tables = [table(["language", "examples", *names], languages, footer=["all", *_cells(metrics, columns)])]
+    if "per_label" in metrics:
+        ratios = (*RATIOS, "support")
+        labels = [[label, *_cells(row, ratios)] for label, row in metrics["per_label"].items()]
+        tables.append(table(["label", *ratios], labels))
+    return "\n\n".join(tables)
+
+
+def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    values = (row[name] for name in names)
+    return [f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in values]
+
+
+def in_sentences(breakdown: Breakdown) -> str:
+    """The main score with its interval, of all rows and of the worst language, and the calibration."""
+
+    def shown(group: Group) -> str:
+        score = group.scores[breakdown.score]
+        return f"{score.value:.4f}, 95% interval {score.low:.4f} to {score.high:.4f}"
+
+    lines = [f"{breakdown.score}: {shown(breakdown.overall)}"]
+    if len(breakdown.by["language"]) > 1:
+        worst = breakdown.worst_language
+        lines.append(f"worst language, {worst}: {shown(breakdown.by['language'][worst])}")
+    for what in ("script", "length"):
+        groups = breakdown.by.get(what, {})
+        if len(groups) > 1:
+            values = (f"{name} {group.scores[breakdown.score].value:.4f}" for name, group in groups.items())
+            lines.append(f"by {what}: {', '.join(values)}")
+    if (sure := breakdown.calibration) is not None:
+        lines.append(f"calibration error: {sure.ece:.4f}")
+        if sure.temperature is not None:
+            lines[-1] += f"; {sure.calibrated_ece:.4f} at temperature {sure.temperature:.2f}"
+    if (written := breakdown.written) is not None:
+        same = written.overall.scores["exact_match"].value
+        lines.append(f"answers written by the model: {written.overall.num_examples:,}, exact match {same:.4f}")
+        lines.append(in_sentences(written))
+    return "\n".join(lines)

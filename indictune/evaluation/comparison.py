@@ -1,7 +1,4 @@
-"""Whether two classifiers differ by more than chance on the same rows: paired bootstrap, and McNemar's test.
-
-`indictune evaluate --compare RUN_A RUN_B` reads the predictions that two runs have written.
-"""
+"""Whether two runs differ by more than chance on the same rows (`--compare`): paired bootstrap, and McNemar's test."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ _FLAG = "--compare"
 
 @dataclass(frozen=True)
 class Difference:
-    """The macro-F1 of two classifiers on some rows.
-
-    `difference` is the second less the first, with its 95% interval from a paired bootstrap.
-    """
+    """The macro-F1 of two classifiers; `difference` is the second less the first, by a paired bootstrap."""
 
     num_examples: int
     first: float
@@ -42,13 +36,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of the accuracies.
+    """McNemar's test of the accuracies: rows that one classifier alone gets right, and two-sided binomial p-values.
 
-    Attributes:
-        only_first: rows that only the first classifier gets right.
-        only_second: rows that only the second one gets right.
-        exact_p: two-sided binomial p-value.
-        mid_p: the same, with half of the probability of what was seen (Fagerland et al. 2013): less cautious.
+    `mid_p` takes half of the probability of what was seen (Fagerland et al. 2013): less cautious.
     """
 
     only_first: int

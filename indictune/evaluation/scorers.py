@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -25,7 +26,7 @@ from indictune.upstream import chrf_counts, chrf_of
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Of each label, how often it is right, predicted, and both; each [labels] or [draws, labels]."""
+    """Of each label, how often it is right, predicted, and both; each [labels], [draws, labels] or [rows, labels]."""
 
     present: np.ndarray
     predicted: np.ndarray
@@ -59,10 +60,7 @@ def scores_of_labels(counts: LabelCounts, drawn: LabelCounts, labels: Sequence[s
 class Confusion:
     """Rows of one label each, counted by label and predicted label.
 
-    Attributes:
-        present: label of each cell, int [cells].
-        predicted: predicted label of each cell, int [cells].
-        counts: of the rows in each cell, int [cells].
+    Cells have their label in `present`, their predicted label in `predicted`, and their rows in `counts`, int [cells].
     """
 
     present: np.ndarray
@@ -135,24 +133,14 @@ def several_labels(predicted: np.ndarray, references: np.ndarray, labels: Sequen
 
     def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
         given, right = predicted[rows] > 0, references[rows] > 0
-        return group_of_counts(right, given, right & given, labels, ("micro_f1", "macro_f1"), draws)
+        return group_of_counts(LabelCounts(right, given, right & given), labels, ("micro_f1", "macro_f1"), draws)
 
     return group
 
 
-def group_of_counts(
-    present: np.ndarray,
-    predicted: np.ndarray,
-    hits: np.ndarray,
-    labels: Sequence[str],
-    names: tuple[str, str | None],
-    draws: int,
-) -> Group:
-    """Scores from the counts of each row, [rows, labels].
-
-    `names` are of the F1 over all counts, and of the mean F1 of the labels; None leaves that out.
-    """
-    parts = (present, predicted, hits)
+def group_of_counts(rows: LabelCounts, labels: Sequence[str], names: tuple[str, str | None], draws: int) -> Group:
+    """Scores from the counts of each row; `names` are of the F1 over all counts, and of the mean F1 of labels."""
+    parts = vars(rows).values()
     if labels:
         drawn = LabelCounts(*(resampled_sums(list(part.T), draws) for part in parts))
     else:
@@ -163,7 +151,7 @@ def group_of_counts(
     scores = {name: estimate(float(value), sample) for name, value, sample in columns}
     if macro is not None:
         scores[macro] = estimate(counts.scores()[2].mean(), drawn.scores()[2].mean(-1))
-    return Group(len(present), scores, scores_of_labels(counts, drawn, labels))
+    return Group(len(rows.present), scores, scores_of_labels(counts, drawn, labels))
 
 
 def best_threshold(probabilities: np.ndarray, references: np.ndarray) -> float:
@@ -191,15 +179,12 @@ def entities(
     are_read: Sequence[Sequence[bool]],
     tag_names: Sequence[str],
 ) -> Scorer:
-    """Scores the tags of sentences: F1, precision, recall, and those of each kind of entity.
-
-    `num_tags` is the number of words that the model reads.
+    """Scores the tags of sentences: F1, precision, recall, those of each kind of entity, and how many words are read.
 
     Args:
         predictions: int [sentences, tokens]; -100 where a token carries no tag.
-        references: of each sentence, the tag of each word.
+        references: of each sentence, the tag of each word, as a number of `tag_names`.
         are_read: of each sentence, whether the model reads each word. A word that was cut off counts as predicted O.
-        tag_names: in the order of the numbers.
     """
     names = list(map(_seqeval_tag, tag_names))
     predicted = [_entities(row) for row in predicted_tags(predictions, are_read, names)]
@@ -210,8 +195,7 @@ def entities(
     num_tags = np.array(list(map(sum, are_read)))
 
     def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
-        present, given, both = (each[rows] for each in counts)
-        scored = group_of_counts(present, given, both, kinds, ("f1", None), draws)
+        scored = group_of_counts(LabelCounts(*(each[rows] for each in counts)), kinds, ("f1", None), draws)
         return replace(scored, counts={"num_tags": int(num_tags[rows].sum())})
 
     return group
@@ -242,12 +226,9 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 def _counted(rows: Sequence[set[tuple[str, int, int]]], kinds: Sequence[str]) -> np.ndarray:
     """How many entities of each kind a sentence has, int64 [sentences, kinds]."""
-    number = {kind: at for at, kind in enumerate(kinds)}
-    counts = np.zeros((len(rows), len(kinds)), np.int64)
-    for row, found in zip(counts, rows, strict=True):
-        for kind, *_ in found:
-            row[number[kind]] += 1
-    return counts
+    of_rows = (Counter(kind for kind, *_ in found) for found in rows)
+    counts = [[counted[kind] for kind in kinds] for counted in of_rows]
+    return np.array(counts, np.int64).reshape(len(rows), len(kinds))
 
 
 def _seqeval_tag(tag: str) -> str:
@@ -306,12 +287,8 @@ def answers(losses: np.ndarray, tokens: np.ndarray, right: np.ndarray) -> Scorer
     """Scores answers that were given: loss a token in nats, and the share of tokens predicted right.
 
     Tokens are summed before anything is divided. So a long answer counts by its length, and the numbers do not depend
-    on how rows were put into batches.
-
-    Args:
-        losses: summed cross-entropy in nats, [rows].
-        tokens: that count, [rows].
-        right: tokens predicted right, [rows].
+    on how rows were put into batches. `losses` are summed cross-entropies in nats, `tokens` how many tokens count, and
+    `right` how many are predicted right, each [rows].
     """
 
     def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:

@@ -32,8 +32,7 @@ def estimate(value: float, drawn: np.ndarray) -> Estimate:
 
 def estimates(values: np.ndarray, drawn: np.ndarray) -> list[Estimate]:
     """Scores [scores], with the intervals of their values in drawn rows, [draws, scores]."""
-    no_interval = np.full((2, len(values)), np.nan)
-    bounds = np.percentile(drawn, _PERCENTILES, axis=0) if len(drawn) else no_interval
+    bounds = np.percentile(drawn, _PERCENTILES, axis=0) if len(drawn) else np.full((2, len(values)), np.nan)
     return [Estimate(*each) for each in np.stack([values, *bounds], 1).tolist()]
 
 
@@ -59,7 +58,6 @@ def resampled_sums(columns: Sequence[np.ndarray], draws: int = RESAMPLES) -> np.
     """Sums over resampled rows, of scores that follow from sums: float64 [draws, columns], the same each time.
 
     More than 1,000 rows are first summed in 1,000 random blocks of equal size (but for one row), which are then drawn.
-    The columns are each [rows], with one row at least.
     """
     if not draws:
         return np.zeros((0, len(columns)))
@@ -105,10 +103,9 @@ class Calibration:
     """How far confidence and accuracy are apart.
 
     Attributes:
-        ece: expected calibration error.
+        ece: expected calibration error, and `calibrated_ece` that after the temperature.
         bins: of the reliability diagram, the least confident first.
         temperature: by which logits are divided, fitted on the validation rows; None if there were none.
-        calibrated_ece: the error after that.
     """
 
     ece: float
@@ -159,10 +156,8 @@ def calibration_of(
 ) -> Calibration:
     """The calibration of rows, before and after a temperature.
 
-    Args:
-        log_probabilities: of all labels, float [rows, labels], or of the predicted one alone, [rows].
-        is_right: bool [rows].
-        temperature: fitted on the validation rows, if there is one. It needs all labels.
+    `log_probabilities` are float [rows, labels], or of the predicted label alone, [rows], which allows no temperature;
+    `is_right` is bool [rows].
     """
     if log_probabilities.ndim == 1:
         temperature, best = None, log_probabilities

@@ -12,8 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from indictune.evaluation.breakdown import SPLITS, Breakdown
-from indictune.evaluation.score_names import RATIOS
+from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown
 from indictune.files import write_whole
 from indictune.hub.card_facts import (
     GROUPS,

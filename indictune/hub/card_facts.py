@@ -23,8 +23,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
-from indictune.evaluation.breakdown import SPLITS, Breakdown, Group, read_breakdowns
-from indictune.evaluation.score_names import RATIOS
+from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown, Group, read_breakdowns
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from indictune.config.shared_arguments import ClassifierArguments, TextFileArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import KEPT, Wanted, form_of, joined_list
+from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.read.open_files import decoded, kind_of_file, opened
 from indictune.data.read.read_files import checked_extension, read_batches
@@ -189,7 +189,7 @@ def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     language = {"language": asked.language_column or reading.language_column or "language"}
     is_asked = asked.language_column is not None
     required = columns | (language if is_asked else {})
-    wanted = Wanted(required, {} if is_asked else language, form=form_of(asked))
+    wanted = Wanted(required, {} if is_asked else language, **layout_of(asked))
     return TextFile(str(asked.input_file), wanted)
 
 

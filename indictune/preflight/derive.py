@@ -16,7 +16,7 @@ from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy import default_optimizer, take_values
 from indictune.errors import Problem, Problems, UserError
-from indictune.evaluation.score_names import WORST
+from indictune.evaluation.breakdown import WORST
 from indictune.models.adapters import config_file
 from indictune.models.load import trained_config
 from indictune.tasks.protocol import Task

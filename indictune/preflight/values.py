@@ -18,7 +18,7 @@ from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_ranges
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, problem
-from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
+from indictune.evaluation.breakdown import RATIOS, WRITTEN, near_names, score_names
 from indictune.tasks.protocol import Task, Tokens, row_facts
 from indictune.upstream import check_combination, numbers_in
 

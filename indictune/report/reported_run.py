@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from indictune.errors import UserError
-from indictune.evaluation.breakdown import EVALUATION, MISTAKES, SPLITS, Breakdown, Group
-from indictune.evaluation.score_names import RATIOS
+from indictune.evaluation.breakdown import EVALUATION, MISTAKES, RATIOS, SPLITS, Breakdown, Group
 from indictune.files import HEALTH, SAMPLES, json_or_nothing
 from indictune.hub.card_facts import (
     GROUPS,

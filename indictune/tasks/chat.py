@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,16 +21,20 @@ from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat.chat_tokens import answer_ends, choose_template
-from indictune.data.chat.conversations import ConversationSplits, chat_sources, evaluated_file, load_conversations
+from indictune.data.chat.conversations import (
+    Conversations,
+    are_as_written,
+    chat_sources,
+    evaluated_file,
+    load_conversations,
+)
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
-from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
-from indictune.data.health.tokenizer_health import check_unknown, language_table
-from indictune.data.row_choice import mixture_of, split_of
+from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
+from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.breakdown import Breakdown, Group, break_down
-from indictune.evaluation.score_names import WORST, WRITTEN, block_of
+from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
 from indictune.models.load import Model, load_tokenizer, positions_of
@@ -64,7 +67,7 @@ ANSWER_SCORES = ("loss", "answer_token_accuracy")
 class ChatRows:
     """The conversations of a run, and the tokenizer and template that write them out."""
 
-    splits: ConversationSplits
+    splits: Splits[Conversations]
     tokenizer: Tokenizer
     template: str
 
@@ -105,15 +108,15 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         with problems.collecting():
             splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan))
             if inputs.tokenizer is not None:
-                train = splits.rows["train"]
-                check_unknown(train.texts, train.table["language"], inputs.tokenizer, plan)
-                return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
+                check_unknown(splits.rows["train"], inputs.tokenizer, plan)
+                return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits.rows, plan.data))
         return None
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
         positions = positions_of(plan.model_config)
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
-        health = measured_once([chats.folder.name], partial(_measured, chats, rows))
+        settings = rows.tokenizer, chats.truncated, rows.splits.findings
+        health = measured_once([chats.folder.name], lambda: measure(chats.rows, *settings))
         notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warning_notes(health.findings)]))
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
@@ -147,7 +150,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
         test = problems.attempt(load_conversations, source, asked, problems) if source else None
         if tokenizer is not None and (asked.chat_template is not None or test is not None):
-            as_written = test is not None and test.as_written
+            as_written = test is not None and are_as_written(test.rows)
             template = problems.attempt(
                 choose_template, tokenizer, asked.chat_template, as_written, asked.train_on_prompts
             )
@@ -167,11 +170,6 @@ def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, templ
         return None
     messages, rows = chats.samples(asked.num_sample_generations)
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
-
-
-def _measured(chats: Chats, rows: ChatRows) -> RowHealth:
-    splits = {split: Split(each, each.texts) for split, each in chats.rows.items()}
-    return measure(splits, rows.tokenizer, chats.truncated, rows.splits.findings, has_labels=False)
 
 
 class _RowTexts:

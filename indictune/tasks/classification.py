@@ -19,18 +19,17 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
+from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
-from indictune.data.health.row_health import RowHealth, Split, measure, measured_once
-from indictune.data.health.tokenizer_health import check_unknown
-from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, check_file, class_weights, label_counts
-from indictune.data.load_rows import Splits, load_splits, load_test_rows
+from indictune.data.health.row_health import RowHealth, check_unknown, measure, measured_once
+from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, class_weights, given_weights, label_counts
+from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.data.read.row_sources import gives_lists_of_labels, text_sources
-from indictune.data.row_choice import mixture_of, split_of
+from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.score_names import RATIOS, WORST, label_block, without_markup
+from indictune.evaluation.breakdown import RATIOS, WORST, Breakdown, break_down, label_block, mean_loss, without_markup
 from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
 from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.adapters import HEAD_NAMES
@@ -242,7 +241,7 @@ class ClassifiedRows:
     """The rows of a run, the model whose tokenizer reads them, the labels in the order of the class ids, and their
     weights in the loss, None if equal."""
 
-    splits: Splits
+    splits: Splits[StoredRows]
     model: ModelArguments
     tokenizer: Tokenizer
     labels: list[str]
@@ -296,7 +295,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
-        problems.attempt(check_file, plan.training.class_weights)
+        problems.attempt(given_weights, plan.training.class_weights)
         return Inputs(tokenizer, problems.attempt(text_sources, plan.data, problems))
 
     def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> ClassifiedRows | None:
@@ -310,7 +309,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
-                check_unknown(train.texts, train.table["language"], tokenizer, plan)
+                check_unknown(train, tokenizer, plan)
                 if plan.data.problem_type is not None and "problem_type" not in plan.recipe.values:
                     column = f"column {plan.data.label_column} has several labels a row"
                     note = f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."
@@ -376,7 +375,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
 
 def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
-    data, splits = plan.data, {name: Split(each, each.texts) for name, each in rows.splits.rows.items()}
+    data, splits = plan.data, rows.splits.rows
     parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
     cut = sys.maxsize if data.long_text == "window" else max_length
     return measured_once(parts, lambda: measure(splits, rows.tokenizer, cut, rows.splits.findings, data.problem_type))

@@ -20,8 +20,7 @@ from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.collation import Row
 from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
-from indictune.evaluation.breakdown import Breakdown, RowFacts
-from indictune.evaluation.score_names import block_of
+from indictune.evaluation.breakdown import Breakdown, RowFacts, block_of
 from indictune.models.load import Model, load_trained
 from indictune.tasks.loss import SharedLoss
 

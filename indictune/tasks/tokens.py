@@ -19,13 +19,11 @@ from indictune.config.plan import RunPlan
 from indictune.data.cache import text_keys
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.findings import repeated_rows, warning_notes
-from indictune.data.health.row_health import Split, measure
-from indictune.data.health.tokenizer_health import check_unknown
+from indictune.data.health.row_health import check_unknown, measure
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.text.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
-from indictune.evaluation.breakdown import Breakdown, break_down, mean_loss
-from indictune.evaluation.score_names import RATIOS, label_block
+from indictune.evaluation.breakdown import RATIOS, Breakdown, break_down, label_block, mean_loss
 from indictune.evaluation.scorers import entities, entity_kinds, predicted_tags
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.models.task_models import class_names, label_order, load_classifier
@@ -132,11 +130,10 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
         made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
-        check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
+        check_unknown(train, rows.tokenizer, plan)
         repeated = (repeated_rows(each, text_keys(each.texts)) for each in rows.splits.values())
-        splits = {split: Split(each, each.texts) for split, each in rows.splits.items()}
         found = [each for each in repeated if each.count]
-        health = measure(splits, rows.tokenizer, int(plan.data.max_length), found, has_labels=False)
+        health = measure(rows.splits, rows.tokenizer, int(plan.data.max_length), found)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
         notes = warning_notes(health.findings)

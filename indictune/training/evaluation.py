@@ -23,7 +23,7 @@ from transformers.trainer_utils import speed_metrics
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
-from indictune.evaluation.score_names import WORST, WRITTEN, named_scores
+from indictune.evaluation.breakdown import WORST, WRITTEN, named_scores
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.run import OWN_PROGRESS, Run

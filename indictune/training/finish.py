@@ -23,8 +23,7 @@ from indictune.config.recipe import configuration_of
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, devices, sharding
-from indictune.evaluation.breakdown import SPLITS
-from indictune.evaluation.score_names import in_sentences, metrics_tables
+from indictune.evaluation.breakdown import SPLITS, in_sentences, metrics_tables
 from indictune.files import TEST_FILE, write_json
 from indictune.hub import publish
 from indictune.hub.card import write_card

@@ -324,9 +324,8 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 def flag_contents(plan: AnyPlan) -> compatibility.Content:
     """The values in files that flags name, as far as they change the steps; a `UserError` if one cannot be read."""
     found: compatibility.Content = {}
-    weights = plan.configuration.get("class_weights")
-    if weights not in (None, labels.BALANCED):
-        found["class_weights"] = labels.read_file(weights)
+    if (weights := labels.given_weights(plan.configuration.get("class_weights"))) is not None:
+        found["class_weights"] = weights
     if plan.launch.deepspeed is not None:
         found["deepspeed"] = zero.settings_of_steps(plan.launch.deepspeed)
     return found

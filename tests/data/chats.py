@@ -10,17 +10,12 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.chat_tokens import SCHEMA, tokenised_chats
-from indictune.data.chat.conversations import (
-    Conversations,
-    ConversationSplits,
-    chat_sources,
-    evaluated_file,
-    load_conversations,
-)
+from indictune.data.chat.conversations import Conversations, chat_sources, evaluated_file, load_conversations
+from indictune.data.row_choice import Splits
 from indictune.errors import Problems, attributed_to
 
 
-def load(args: ChatDataArguments) -> ConversationSplits:
+def load(args: ChatDataArguments) -> Splits[Conversations]:
     """The conversations of a run."""
     problems = Problems()
     return load_conversations(chat_sources(args, problems), args, problems)

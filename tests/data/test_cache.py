@@ -25,8 +25,9 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.data import cache
-from indictune.data.cache import build_once, content_digest, with_progress
-from indictune.data.load_rows import Splits, load_splits
+from indictune.data.cache import StoredRows, build_once, content_digest, with_progress
+from indictune.data.load_rows import load_splits
+from indictune.data.row_choice import Splits
 from indictune.errors import UserError, problem
 from indictune.run import OWN_PROGRESS
 from tests.refusals import refused
@@ -339,7 +340,7 @@ def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatc
 ROWS = "text,label,lang,other\nok,a,hi,ok\nbad,b,te,no\nleak,a,ta,x\n"
 
 
-def load(**arguments: str | bool | None) -> Splits:
+def load(**arguments: str | bool | None) -> Splits[StoredRows]:
     given = {"train_file": "train.csv", "validation_file": "held.csv", **arguments}
     return load_splits(DataArguments(**given))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from indictune.data import cache as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.chat import conversations
 from indictune.data.chat.conversations import Conversations
-from indictune.data.read import hub_datasets, read_files
+from indictune.data.read import read_files, row_sources
 from tests.data.chats import load, load_test_file
 from tests.problems import problems_raised
 
@@ -83,7 +83,7 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
         }
     ]
     assert (splits.rows["train"].source, splits.rows["train"].origin) == ("train.jsonl", "--train_file")
-    assert not splits.as_written
+    assert not conversations.are_as_written(splits.rows)
     assert (list(splits.rows), splits.notes) == (["train"], [])
 
 
@@ -201,11 +201,8 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
     monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
     second = load(args)
     assert second.folder == first.folder
-    assert (second.notes, second.as_written, second.rows["train"].origin) == (
-        first.notes,
-        True,
-        "--train_file",
-    )
+    assert (second.notes, second.rows["train"].origin) == (first.notes, "--train_file")
+    assert conversations.are_as_written(second.rows)
     assert second.rows["train"].table.equals(first.rows["train"].table)
     assert second.rows["train"].location(1) == "train.jsonl:2"
     assert texts_of(second.rows["test"]) == [["a", "b"]]
@@ -308,7 +305,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(row_sources, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -335,7 +332,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    records = hub_datasets.HubSplit(rows).records(BadRows("validation"))
+    records = row_sources.HubSplit(rows).records(BadRows("validation"))
     assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from indictune.cli import main
 from indictune.commands.dry_run import dry_run
 from indictune.data.cache import StoredRows
 from indictune.data.health.findings import Finding
-from indictune.data.health.row_health import RowHealth, Split, check_health, measure
+from indictune.data.health.row_health import RowHealth, check_health, measure
 from tests.conftest import FinishedRun
 from tests.data.test_unknown_tokens import tokenizer_of
 from tests.ranks.launching import ROOT
@@ -24,10 +25,10 @@ REAL = ROOT / "../shared/data/sentiment"
 TWEET = "sab log yeh film dekhne jao aaj hi"
 
 
-def split(source: str, *rows: tuple[str, str, str]) -> Split:
+def split(source: str, *rows: tuple[str, str, str]) -> StoredRows:
     texts, labels, languages = zip(*rows, strict=True)
     table = pa.table({"text": texts, "label": labels, "language": languages, "line": range(1, len(rows) + 1)})
-    return Split(StoredRows(table, source, f"--{source}"), list(texts))
+    return StoredRows(table, source, f"--{source}")
 
 
 def test_the_health_of_rows_is_the_same_after_json() -> None:
@@ -79,8 +80,10 @@ def test_a_limit_stops_a_run_and_inspect_which_prints_first(
 
 def test_rows_without_classes_are_measured_too() -> None:
     train, held_out = split("train", (TWEET, "1.5", "hi"), ("ok", "2", "hi")), split("test", (f"{TWEET}!", "1", "hi"))
-    for settings in ({"problem_type": "regression"}, {"has_labels": False}):
-        health = measure({"train": train, "test": held_out}, tokenizer_of("ok"), 9, [], **settings)
+    splits = {"train": train, "test": held_out}
+    without = {name: replace(each, table=each.table.drop("label")) for name, each in splits.items()}
+    for given, problem_type in ((splits, "regression"), (without, None)):
+        health = measure(given, tokenizer_of("ok"), 9, [], problem_type)
         assert health.labels == []
         assert [each.name for each in health.findings] == ["unknown_tokens", "near_duplicates"]
         assert "another label" not in health.findings[1].note
@@ -88,7 +91,7 @@ def test_rows_without_classes_are_measured_too() -> None:
 
 def test_many_rows_are_sampled_and_each_language_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indictune.data.health.row_health._MAX_TRAIN", 50)
-    monkeypatch.setattr("indictune.data.health.tokenizer_health.MEASURED_ROWS", 5)
+    monkeypatch.setattr("indictune.data.health.row_health.MEASURED_ROWS", 5)
     rows = [(f"{TWEET} {number} {number} {number} {number}", "a", "hi") for number in range(300)]
     rows[7] = ("ok", "a", "te")
     held_out = split("validation", *((f"{text}!", label, language) for text, label, language in rows[10:60]))

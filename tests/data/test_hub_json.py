@@ -14,12 +14,14 @@ import pytest
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
+from indictune.data.cache import StoredRows
 from indictune.data.chat.conversations import chat_sources as chat_sources_of
 from indictune.data.columns import Wanted
-from indictune.data.load_rows import Splits, load_splits
-from indictune.data.read import hub_datasets
+from indictune.data.load_rows import load_splits
+from indictune.data.read import row_sources
 from indictune.data.read.read_files import SplitFiles, read_records
 from indictune.data.read.row_sources import text_sources
+from indictune.data.row_choice import Splits
 from indictune.errors import Problems
 from tests.data.chats import load
 from tests.data.tables import read_table
@@ -42,12 +44,12 @@ CHATS = {
 }
 
 
-def rows_of(splits: Splits) -> list[tuple[str, str]]:
+def rows_of(splits: Splits[StoredRows]) -> list[tuple[str, str]]:
     return list(zip(*(splits.rows["train"].table[column].to_pylist() for column in ("text", "label")), strict=True))
 
 
 def json_files() -> SplitFiles:
-    files = hub_datasets.load_hub_dataset("set", None)["train"]
+    files = row_sources.load_hub_dataset("set", None)["train"]
     assert isinstance(files, SplitFiles)
     return files
 
@@ -270,7 +272,7 @@ def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
         table = table.replace_schema_metadata(features.arrow_schema.metadata)
     pq.write_table(table, folder / "train.parquet")
     assert problems_of() == ["--dataset_name set set/train row 3 class-undeclared"]
-    (rows,) = hub_datasets.load_hub_dataset("set", None).values()
+    (rows,) = row_sources.load_hub_dataset("set", None).values()
     (batch,) = rows.batches(Wanted(COLUMNS, {}), quarantine)
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},

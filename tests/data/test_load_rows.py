@@ -16,11 +16,13 @@ from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data import cache as rows_module
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import StoredRows
 from indictune.data.columns import Wanted
 from indictune.data.health.findings import Finding
-from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
-from indictune.data.read import hub_datasets, read_files, row_sources
+from indictune.data.load_rows import load_splits, load_test_rows
+from indictune.data.read import read_files, row_sources
 from indictune.data.read.row_sources import text_sources
+from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
 from tests.problems import problems_raised
 
@@ -47,7 +49,7 @@ def problems_of(**arguments: Any) -> list[str]:
     return problems_raised(lambda: load_splits(DataArguments(**arguments)))
 
 
-def columns_of(rows: Rows | None) -> Row:
+def columns_of(rows: StoredRows | None) -> Row:
     assert rows is not None
     return dict(rows.table.to_pydict())
 
@@ -130,7 +132,7 @@ def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def conflicts(splits: Splits) -> Finding:
+def conflicts(splits: Splits[StoredRows]) -> Finding:
     (found,) = (each for each in splits.findings if each.name == "conflicting_labels")
     return found
 
@@ -331,7 +333,7 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     import datasets
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(row_sources, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
@@ -392,7 +394,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
-    split = hub_datasets.HubSplit(rows)
+    split = row_sources.HubSplit(rows)
     batches = split.batches(Wanted({"text": "text", "label": "label"}, {}), BadRows("validation"))
     assert problems_raised(lambda: next(batches)) == ["validation no-rows"]
 

@@ -22,9 +22,8 @@ HINDI = "यह फिल्म बहुत अच्छी थी, सब ल�
     ids=["retweet", "letter", "hindi"],
 )
 def test_a_text_that_differs_in_what_does_not_count_is_found(train: str, held_out: str) -> None:
-    (found,) = near_duplicates(["something else entirely, twenty letters", train], ["another long text, no", held_out])
-    assert (found.held_out, found.train) == (1, 1)
-    assert found.similarity > 0.8
+    others = {7: "something else entirely, twenty letters", 9: train}
+    assert near_duplicates(others, {2: "another long text, no", 3: held_out}) == {3: 9}
 
 
 @pytest.mark.parametrize(
@@ -37,11 +36,11 @@ def test_a_text_that_differs_in_what_does_not_count_is_found(train: str, held_ou
     ids=["same", "short", "other"],
 )
 def test_other_texts_are_not(train: str, held_out: str) -> None:
-    assert near_duplicates([train, HINDI], [held_out]) == []
+    assert near_duplicates({0: train, 1: HINDI}, {0: held_out}) == {}
 
 
 def test_a_text_with_the_same_twin_is_no_near_duplicate_of_another() -> None:
-    assert near_duplicates([TWEET.upper(), TWEET], [TWEET]) == []
+    assert near_duplicates({0: TWEET.upper(), 1: TWEET}, {0: TWEET}) == {}
 
 
 def test_all_pairs_above_the_similarity_are_found_and_no_other() -> None:
@@ -62,4 +61,4 @@ def test_all_pairs_above_the_similarity_are_found_and_no_other() -> None:
         if train[number] != held_out[number] and len(one & other) / len(one | other) >= 0.8
     }
     assert 50 < len(similar) < 200
-    assert {each.held_out for each in near_duplicates(train, held_out)} == similar
+    assert near_duplicates(dict(enumerate(train)), dict(enumerate(held_out))).keys() == similar

@@ -35,7 +35,7 @@ for path in sys.argv[1:]:
     before = peak()
     args = ChatDataArguments(train_file=path, max_length=512, packing=True)
     splits = load_conversations(chat_sources(args, Problems()), args)
-    tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+    tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits.rows, args), args)
     print(peak() - before)
 """
 
@@ -59,7 +59,7 @@ def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
         **{"train_file": "train.jsonl", "test_file": "test.jsonl", "max_length": 64, "packing": True, **options}
     )
     splits = load(args)
-    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits.rows, args), args)
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -14,9 +14,11 @@ from datasets import Dataset
 
 from indictune.config.arguments import DataArguments, ProblemType
 from indictune.data.batching import NO_ROW
+from indictune.data.cache import StoredRows
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.data.labels import parts, targets
-from indictune.data.load_rows import Splits, load_splits
+from indictune.data.load_rows import load_splits
+from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import schema_of
 from indictune.errors import UserError
 from tests.refusals import refused
@@ -26,7 +28,9 @@ REGRESSION: ProblemType = "regression"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 
 
-def split(folder: Path, problem_type: ProblemType, labels: Labels, held_out: Labels | None = None) -> Splits:
+def split(
+    folder: Path, problem_type: ProblemType, labels: Labels, held_out: Labels | None = None
+) -> Splits[StoredRows]:
     """The splits of jsonl rows with these labels."""
     named = {"train": labels} | ({} if held_out is None else {"validation": held_out})
     for name, values in named.items():

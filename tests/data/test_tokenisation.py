@@ -13,7 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.models.bert_japanese import BertJapaneseTokenizer
 
 from indictune.config.arguments import DataArguments
-from indictune.data.load_rows import Rows, Splits, load_splits
+from indictune.data.cache import StoredRows
+from indictune.data.load_rows import load_splits
+from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import schema_of, tokenise_splits, tokenised
 from indictune.models import builtin
 from tests.models.tiny import words_tokenizer
@@ -23,7 +25,7 @@ LABELS = ["negative", "neutral", "positive"]
 TEXTS = ["अच्छा है ok .", "மோசம் मोसम", "x" * 200, "😀 चलो_दिल्ली", "naïve @user http", "ok", "మంచి " * 30]
 
 
-def rows(*texts_and_labels: tuple[str, str]) -> Rows:
+def rows(*texts_and_labels: tuple[str, str]) -> StoredRows:
     texts, labels = zip(*texts_and_labels, strict=True)
     columns = {
         "text": pa.array(texts),
@@ -31,10 +33,10 @@ def rows(*texts_and_labels: tuple[str, str]) -> Rows:
         "language": pa.array(["hi"] * len(texts)),
         "line": pa.array(range(2, 2 + len(texts)), pa.int64()),
     }
-    return Rows(pa.table(columns), "t.csv", "--train_file")
+    return StoredRows(pa.table(columns), "t.csv", "--train_file")
 
 
-def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> Dataset:
+def tokenise(rows: StoredRows, tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> Dataset:
     batches = tokenised(rows.table.to_batches(), tokenizer, labels, max_length)
     return Dataset(pa.Table.from_batches(batches, schema_of(labels, None)))
 
@@ -130,7 +132,7 @@ def test_ids_are_those_of_the_tokenizers_own_call(make: object, max_length: int,
     assert tokens["length"][:7] == [len(ids) for ids in expected]
 
 
-def test_the_tokenizer_is_the_same_whether_or_not_rows_had_to_be_prepared(splits: Splits) -> None:
+def test_the_tokenizer_is_the_same_whether_or_not_rows_had_to_be_prepared(splits: Splits[StoredRows]) -> None:
     """It is saved with the model."""
     tokenizer = words_tokenizer()
     before = tokenizer.backend_tokenizer.to_str()
@@ -141,7 +143,7 @@ def test_the_tokenizer_is_the_same_whether_or_not_rows_had_to_be_prepared(splits
 
 
 @pytest.fixture
-def splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Splits:
+def splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Splits[StoredRows]:
     """Three training rows and two test rows, in an empty cache."""
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "train.csv").write_text("text,label\nok ok,positive\n.,negative\nok,neutral\n")
@@ -149,7 +151,7 @@ def splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Splits:
     return load_splits(DataArguments(train_file=str(tmp_path / "train.csv"), test_file=str(tmp_path / "test.csv")))
 
 
-def test_each_split_is_tokenised(splits: Splits) -> None:
+def test_each_split_is_tokenised(splits: Splits[StoredRows]) -> None:
     datasets = tokenise_splits(splits, words_tokenizer(), LABELS, 8)
     assert list(datasets) == ["train", "test"]
     train, test = datasets.values()
@@ -160,7 +162,7 @@ def test_each_split_is_tokenised(splits: Splits) -> None:
 
 
 def test_rows_that_reach_the_limit_are_reported_for_each_split(
-    splits: Splits, caplog: pytest.LogCaptureFixture
+    splits: Splits[StoredRows], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenise_splits(splits, words_tokenizer(), LABELS, 3)
     assert caplog.messages == []
@@ -173,15 +175,15 @@ def test_rows_that_reach_the_limit_are_reported_for_each_split(
         assert "test.csv: 2 of 2 rows (100.0%) reach" in test
 
 
-def test_a_second_call_tokenises_nothing(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_tokenises_nothing(splits: Splits[StoredRows], monkeypatch: pytest.MonkeyPatch) -> None:
     first = tokenise_splits(splits, words_tokenizer(), LABELS, 8)["train"]
     monkeypatch.setattr("indictune.data.text.tokenisation.tokenised", lambda *_: pytest.fail("tokenised again"))
     second = tokenise_splits(splits, words_tokenizer(), LABELS, 8)["train"]
     assert second.to_dict() == first.to_dict()
 
 
-def test_ids_are_made_anew_when_anything_changes(splits: Splits, tmp_path: Path) -> None:
-    def names(rows: Splits, tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> str:
+def test_ids_are_made_anew_when_anything_changes(splits: Splits[StoredRows], tmp_path: Path) -> None:
+    def names(rows: Splits[StoredRows], tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> str:
         return str(tokenise_splits(rows, tokenizer, labels, max_length)["train"]._fingerprint)
 
     tokenizer = words_tokenizer()

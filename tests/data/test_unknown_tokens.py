@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from indictune.config.recipe import read_recipe
-from indictune.data.health.tokenizer_health import UnknownTokens, unknown_tokens
+from indictune.data.health.row_health import UnknownTokens, unknown_tokens
 from indictune.data.languages import script_of
 from indictune.preflight.checks import read_rows
 from indictune.preflight.derive import plan_of_rows
@@ -39,10 +39,10 @@ def measured(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
 def test_unknown_tokens_are_counted_by_language_and_script() -> None:
     rows = [("ml", "നല്ല സിനിമ good"), ("hi", "ok फिल्म"), ("ml", "good good"), ("hi", "फिल्म"), ("hi", "🙂")]
     assert measured(rows, tokenizer_of("good", "ok", "फिल्म")) == [
-        UnknownTokens("ml", "Malayalam", 3, 2, 1 / 5),
-        UnknownTokens("ml", "Latin", 2, 0, 1 / 5),
-        UnknownTokens("hi", "Devanagari", 3, 0, 2 / 5),
-        UnknownTokens("hi", "no letters", 1, 1, 1 / 5),
+        UnknownTokens("ml", "Malayalam", 2 / 3, 1 / 5),
+        UnknownTokens("ml", "Latin", 0, 1 / 5),
+        UnknownTokens("hi", "Devanagari", 0, 2 / 5),
+        UnknownTokens("hi", "no letters", 1, 1 / 5),
     ]
 
 

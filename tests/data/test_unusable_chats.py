@@ -52,7 +52,7 @@ def prepare(tokenizer: PreTrainedTokenizerBase, positions: int | None = None, **
     given = {"train_file": "train.jsonl", "max_length": 64, "chat_template": "mine.jinja", **options}
     args = ChatDataArguments(**given)
     splits = load(args)
-    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits, args), args, positions)
+    return tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits.rows, args), args, positions)
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:

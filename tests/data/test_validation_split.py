@@ -14,10 +14,11 @@ import pytest
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
+from indictune.data.cache import StoredRows
 from indictune.data.chat.conversations import chat_sources as chats_of
 from indictune.data.chat.conversations import load_conversations
-from indictune.data.load_rows import Splits, load_splits
-from indictune.data.row_choice import ValidationSplit, split_of
+from indictune.data.load_rows import load_splits
+from indictune.data.row_choice import Splits, ValidationSplit, split_of
 from indictune.errors import Problems
 from indictune.preflight.checks import read_rows
 from indictune.preflight.derive import plan_of_rows
@@ -72,7 +73,7 @@ def test_of_too_few_rows_none_is_held_out(rows: int) -> None:
     assert chosen(TENTH, [str(row) for row in range(rows)], ["x"] * rows, [["a"]] * rows) == set()
 
 
-def load(split: ValidationSplit | None, **arguments: object) -> Splits:
+def load(split: ValidationSplit | None, **arguments: object) -> Splits[StoredRows]:
     return load_splits(DataArguments(**arguments), validation_split=split)  # type: ignore[arg-type]
 
 

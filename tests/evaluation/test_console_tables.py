@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from indictune.console_text import display_width
-from indictune.evaluation.score_names import metrics_tables
+from indictune.evaluation.breakdown import metrics_tables
 
 METRICS: dict[str, Any] = {
     "num_examples": 1_234_567,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from indictune.evaluation.scorers import group_of_counts, numbers, one_label, several_labels
+from indictune.evaluation.scorers import LabelCounts, group_of_counts, numbers, one_label, several_labels
 from indictune.evaluation.uncertainty import Estimate
 from tests.evaluation.drawing import LABELS, drawn
 
@@ -62,6 +62,7 @@ def test_intervals_of_several_labels_and_of_entities_cover_at_the_stated_rate() 
         given = random.random((200, 3)) < np.where(right, 0.8, 0.1)
         if seed % 2:
             return several_labels(given, right, LABELS)(np.arange(200)).scores["micro_f1"], truth
-        return group_of_counts(right, given, right & given, LABELS, ("f1", None), 1_000).scores["f1"], truth
+        counts = LabelCounts(right, given, right & given)
+        return group_of_counts(counts, LABELS, ("f1", None), 1_000).scores["f1"], truth
 
     assert 0.91 <= covered(one, 300) <= 0.98

@@ -13,7 +13,7 @@ from datasets import Dataset
 from sklearn.metrics import f1_score, recall_score
 from transformers import BertConfig
 
-from indictune.evaluation.score_names import WRITTEN, named_scores, near_names
+from indictune.evaluation.breakdown import WRITTEN, named_scores, near_names
 from indictune.preflight.values import METRIC, check_metric_of_rows
 from indictune.tasks.chat import Answers, Chat
 from indictune.tasks.classification import Classification, MultiLabel, Regression, SingleLabel

@@ -18,9 +18,11 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import TextArguments
-from indictune.data.load_rows import Splits, load_splits
+from indictune.data.cache import StoredRows
+from indictune.data.load_rows import load_splits
 from indictune.data.read import delimited, open_files
 from indictune.data.read.row_sources import text_sources
+from indictune.data.row_choice import Splits
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import make_plan
@@ -38,11 +40,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def load(*files: str, **arguments: Any) -> Splits:
+def load(*files: str, **arguments: Any) -> Splits[StoredRows]:
     return load_splits(DataArguments(train_file=files[0] if len(files) == 1 else list(files), **arguments))
 
 
-def rows_of(splits: Splits, split: str = "train") -> list[tuple[str, str]]:
+def rows_of(splits: Splits[StoredRows], split: str = "train") -> list[tuple[str, str]]:
     table = splits.rows[split].table
     return list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
 

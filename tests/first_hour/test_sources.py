@@ -16,12 +16,12 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
-from indictune.data.cache import map_table, write_table
+from indictune.data.cache import StoredRows, map_table, write_table
 from indictune.data.chat import conversations
-from indictune.data.load_rows import Splits, load_splits
+from indictune.data.load_rows import load_splits
 from indictune.data.read import row_sources
 from indictune.data.read.row_sources import entries_of
-from indictune.data.row_choice import Mixture, ValidationSplit
+from indictune.data.row_choice import Mixture, Splits, ValidationSplit
 from indictune.errors import Problems
 from tests.problems import problems_raised
 from tests.ranks.launching import Run, accelerate, distance, python, train
@@ -41,16 +41,16 @@ def entry(path: str, **keys: Any) -> str:
     return json.dumps({"path": path, **keys})
 
 
-def mixed(mixture: Mixture, *entries: str) -> Splits:
+def mixed(mixture: Mixture, *entries: str) -> Splits[StoredRows]:
     return load_splits(DataArguments(train_files=list(entries)), mixture=mixture)
 
 
-def times(splits: Splits, column: str = "text") -> Counter[str]:
+def times(splits: Splits[StoredRows], column: str = "text") -> Counter[str]:
     """How often each text, or its first word, or its language, comes."""
     return Counter(splits.rows["train"].table[column].to_pylist())
 
 
-def of_files(splits: Splits) -> Counter[str]:
+def of_files(splits: Splits[StoredRows]) -> Counter[str]:
     return Counter(text.split()[0] for text in splits.rows["train"].table["text"].to_pylist())
 
 

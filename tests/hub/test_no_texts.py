@@ -11,7 +11,7 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.chat.conversations import chat_sources, load_conversations
-from indictune.data.health.row_health import Split, measure
+from indictune.data.health.row_health import measure
 from indictune.data.load_rows import load_splits
 from indictune.errors import Problems
 from tests.data.test_unknown_tokens import tokenizer_of
@@ -35,8 +35,7 @@ def test_a_push_has_no_text_or_word_of_a_row(server: Hub, tmp_path: Path) -> Non
     splits = load_splits(DataArguments(train_file=str(source)))
     tokenizer = tokenizer_of("b", SECRETS[3])
     tokenizer.backend_tokenizer.normalizer = Replace(SECRETS[2], "b")
-    train = splits.rows["train"]
-    health = measure({"train": Split(train, train.texts)}, tokenizer, 9, splits.findings)
+    health = measure(splits.rows, tokenizer, 9, splits.findings)
     assert {each.name for each in health.findings} >= FOUND
     assert all(secret in str(health) for secret in SECRETS[:4])
 

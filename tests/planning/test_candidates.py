@@ -13,7 +13,7 @@ from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.config.shared_arguments import MachineArguments
 from indictune.models.config_shapes import meta_model
 from indictune.planning.candidates import Candidate, MicroBatchSize, candidates, micro_batches
-from indictune.planning.hardware import asked_machine, machine_of
+from indictune.planning.hardware import machine_of, machine_of_flags
 from indictune.planning.memory import RankMemory, node_memory, written_bytes
 from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths
@@ -181,7 +181,7 @@ def test_context_groups_share_the_tokens_of_a_row() -> None:
     ],
 )
 def test_a_machine_by_its_flags(given: dict[str, str], memory: float, in_node: float, between: float) -> None:
-    machine = asked_machine(MachineArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))
+    machine = machine_of_flags(MachineArguments(gpus=8, nodes=2, host_memory="0.5TB", **given))
     assert (machine.memory_bytes, machine.in_node, machine.between_nodes) == (memory, in_node, between)
     assert machine.host_bytes == 500e9
 

@@ -44,14 +44,12 @@ def choose_template(
     """The jinja text that writes out the messages of a run.
 
     Args:
-        name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own, or TRL's
-            version of that, which marks answers.
+        name: a built-in template or a .jinja file; None takes the tokenizer's own, or TRL's version, with marks.
         as_written: the rows are prompt and completion texts; without a name, they stay as they are.
         train_on_prompts: answers need no marks, because the loss counts every token.
 
     Raises:
-        UserError: there is no such template, its jinja fails, it does not mark answers, or the tokenizer lacks special
-            tokens that it writes.
+        UserError: no such template, failing jinja, no marks on answers, or special tokens that the tokenizer lacks.
     """
     if name is None and not as_written:
         name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
@@ -102,10 +100,8 @@ def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase
     if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
         lacking.append("an end-of-text token (eos_token)")
     if lacking:
-        tokens = ", ".join(lacking)
-        problems.append(
-            problem("chat-template-tokens", "--chat_template", name, tokens=tokens, tokenizer=tokenizer.name_or_path)
-        )
+        details = {"tokens": ", ".join(lacking), "tokenizer": tokenizer.name_or_path}
+        problems.append(problem("chat-template-tokens", "--chat_template", name, **details))
     problems.raise_any()
 
 
@@ -117,17 +113,15 @@ def apply_template(
     open_answer: bool = False,
 ) -> Written:
     """The text of a conversation, and with `marked` the start and end of each answer in it."""
-    texts, spans = cast(
-        tuple[list[str], list[list[Span]]],
-        render_jinja_template(
-            [cast(list[dict[str, Any]], messages)],
-            chat_template=_TODAY + template if "strftime_now" in template else template,
-            return_assistant_tokens_mask=marked,
-            add_generation_prompt=open_answer,
-            **cast(dict[str, Any], tokenizer.special_tokens_map),
-        ),
+    rendered: Any = render_jinja_template(
+        [cast(list[dict[str, Any]], messages)],
+        chat_template=_TODAY + template if "strftime_now" in template else template,
+        return_assistant_tokens_mask=marked,
+        add_generation_prompt=open_answer,
+        **cast(dict[str, Any], tokenizer.special_tokens_map),
     )
-    return texts[0], spans[0] if marked else []
+    (text,), spans = rendered
+    return text, spans[0] if marked else []
 
 
 _ANSWER = "0192837465"  # which no template writes
@@ -135,15 +129,10 @@ _BATCH_ROWS = 500  # while it is tokenised, a long row takes megabytes
 
 Ids = npt.NDArray[np.int32]
 
+_LIST = pa.list_(pa.int32())
 SCHEMA = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        ("labels", pa.list_(pa.int32())),
-        ("length", pa.int32()),
-        ("full_length", pa.int32()),
-        ("language", pa.string()),
-        ("rows", pa.list_(pa.int32())),
-    ]
+    {"input_ids": _LIST, "labels": _LIST, "length": pa.int32(), "full_length": pa.int32()}
+    | {"language": pa.string(), "rows": _LIST}
 )
 
 
@@ -156,16 +145,12 @@ def tokenised_chats(
     bad: BadRows,
     positions: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write out, tokenise and cut conversations.
+    """Write out, tokenise and cut the conversations of a table of `Conversations`.
 
     Args:
-        batches: of a table of `Conversations`.
-        tokenizer: a fast one.
-        template: from `choose_template`.
         max_length: rows keep their first tokens, this many.
         train_on_prompts: the loss counts every token, not only those of answers.
-        bad: gets rows that the template refuses, rows without a marked answer, and rows that lose all answers by the
-            cut.
+        bad: gets rows that the template refuses, and rows without a marked answer, or with none left by the cut.
         positions: most tokens that the model reads; None for no limit.
 
     Yields:
@@ -188,8 +173,8 @@ def tokenised_chats(
                 kept.append((row, ids[index], labels[index]))
             else:
                 length = len(ids[index])
-                is_readable = positions is None or length <= positions
-                code = "answers-cut-off" if is_readable else "answers-beyond-positions"
+                is_beyond = positions is not None and length > positions
+                code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
                 _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
         if kept:
             yield _columns(batch, first, kept, max_length)
@@ -250,22 +235,15 @@ def _columns(
     ends = np.cumsum([0, *lengths], dtype=np.int32)
     tokens = (np.concatenate([each[:max_length] for each in column]) for column in (ids, labels))
     indices = pa.ListArray.from_arrays(np.arange(len(rows) + 1, dtype=np.int32), np.array(rows, np.int32) + first)
-    columns = [
-        *(pa.ListArray.from_arrays(ends, values) for values in tokens),
-        *(pa.array(lengths), pa.array(full_lengths), batch["language"].take(pa.array(rows)), indices),
-    ]
+    lists = (pa.ListArray.from_arrays(ends, values) for values in tokens)
+    columns = [*lists, pa.array(lengths), pa.array(full_lengths), batch["language"].take(pa.array(rows)), indices]
     return pa.record_batch(columns, schema=SCHEMA)
 
 
 def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
     """Tokens and labels of some rows, uncut."""
-    encoded = tokenizer(
-        [text for text, _ in written],
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
+    settings = {"add_special_tokens": False, "return_attention_mask": False, "return_offsets_mapping": True}
+    encoded = tokenizer([text for text, _ in written], **settings, verbose=False)
     ids = [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
     offsets = cast(list[list[Span]], encoded["offset_mapping"])
     labels = [

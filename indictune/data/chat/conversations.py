@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,10 @@ from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import (
     BETWEEN_MESSAGES,
     StoredRows,
-    build_once,
     leaked_rows,
     map_table,
-    read_facts,
-    stored_batches,
     text_keys,
     with_progress,
-    write_facts,
     write_table,
 )
 from indictune.data.chat.messages import (
@@ -37,25 +33,19 @@ from indictune.data.chat.messages import (
     messages_of,
     parse_columns,
 )
-from indictune.data.health.findings import Finding, Found, Mojibake, findings_in, repeated_rows
+from indictune.data.health.findings import Finding, Found, Mojibake, repeated_rows
 from indictune.data.languages import language_of
 from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
-from indictune.data.row_choice import Mixture, ValidationSplit, announce, used_split
+from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]
 
 # Rows held as Python objects before they become arrow arrays; a conversation may be long.
 _CHUNK_ROWS = 2_000
-_SCHEMA = pa.schema(
-    [
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("language", pa.string()),
-        ("line", pa.int64()),
-        ("as_written", pa.bool_()),
-    ]
-)
+_MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+_SCHEMA = pa.schema({"messages": _MESSAGES, "language": pa.string(), "line": pa.int64(), "as_written": pa.bool_()})
 
 
 class Conversations(StoredRows):
@@ -73,21 +63,6 @@ class Conversations(StoredRows):
             yield from _whole_text(batch).to_pylist()
 
 
-@dataclass(frozen=True)
-class ConversationSplits:
-    """All conversations of a run, by split; attributes as of `Splits`."""
-
-    rows: Mapping[str, Conversations]
-    folder: Path
-    notes: Sequence[str]
-    findings: Sequence[Finding] = ()
-
-    @property
-    def as_written(self) -> bool:
-        """Whether all rows are prompts and completions, given as plain texts."""
-        return _as_written(self.rows)
-
-
 def chat_sources(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
     """The sources of conversations by split; arguments as of `sources_by_split`."""
     names = problems.attempt(parse_columns, args.columns) or {}
@@ -96,11 +71,7 @@ def chat_sources(args: ChatDataArguments, problems: Problems) -> dict[str, ChatS
 
 
 def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
-    """The source of `--test_file`, a json, jsonl or parquet file.
-
-    Raises:
-        UserError: as `parse_columns`.
-    """
+    """The source of `--test_file`, a json, jsonl or parquet file; raises as `parse_columns`."""
     names = parse_columns(columns)
     return {"test": _renamed(file_source(path, "--test_file", partial(chat_records, names=names)), names)}
 
@@ -125,22 +96,17 @@ def load_conversations(
     found: Sequence[Problem] = (),
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
-) -> ConversationSplits:
+) -> Splits[Conversations]:
     """Read and check conversations, or take them from the cache.
 
-    If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
-    rows, unless the sources have validation rows. `mixture` repeats and leaves out training rows.
-
-    Raises:
-        UserError: all problems of all files at once, and those of `found`.
+    If problems were `found` so far, only the first rows of long files are read. Raises `UserError` with all problems
+    of all files at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`.
     """
     problems = Problems(found)
-    validation_split, ignored = used_split(validation_split, sources)
 
-    def make(folder: Path) -> None:
+    def read(folder: Path, seen: Found) -> dict[str, Conversations]:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
-        seen = Found()
         for split, source in sources.items():
             bad, unused, mojibake = bad_rows(source.name, args, folder), UnusedColumns(), Mojibake()
             with problems.collecting(), attributed_to(source.origin):
@@ -150,30 +116,10 @@ def load_conversations(
         problems.extend(_mixed_forms(rows))
         problems.raise_any()
         seen.findings += _same_texts(rows, folder)
-        if validation_split is not None:
-            rows |= _divided(rows["train"], validation_split, folder)
-        mix = [] if mixture is None else mixture.apply(folder, sources["train"].entries, False)
-        facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": facts, **seen.facts(), "mix": mix})
+        return rows
 
-    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    parts: list[object] = [made_from, args.bad_rows, args.max_bad_fraction]
-    parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
-    folder = build_once("conversations", parts, "The conversations", make)
-    facts = read_facts(folder)
-    stored = {
-        split: Conversations(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()
-    }
-    if validation_split is not None:
-        validation_split.announce(stored)
-    announce(facts["mix"])
-    return ConversationSplits(stored, folder, [*facts["notes"], *ignored], findings_in(facts))
-
-
-def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
-    batches = stored_batches(folder / "train.arrow")
-    texts = (text for batch in batches for text in _whole_text(batch).to_pylist())
-    return split.divide(train, folder, texts, train.table["language"])
+    settings = [args.bad_rows, args.max_bad_fraction]
+    return stored_splits("conversations", Conversations, sources, settings, read, validation_split, mixture)
 
 
 def _read_split(
@@ -205,45 +151,39 @@ def _rows(
             unused.count(record)
             for message in messages:
                 mojibake.check(message["content"], line)
-            language = _language(record, messages)
+            named = record.get("language")
+            language = named.strip() if isinstance(named, str) else ""
+            if not language:
+                language = language_of("\n".join(each["content"] for each in messages if each["role"] != "system"))
             yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
-
-
-def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
-    named = record.get("language")
-    if isinstance(named, str) and named.strip():
-        return named.strip()
-    return language_of("\n".join(message["content"] for message in messages if message["role"] != "system"))
 
 
 def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
     """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
     for rows in splits.values():
-        row = pc.index(rows.table["as_written"], not _as_written(splits)).as_py()
+        row = pc.index(rows.table["as_written"], not are_as_written(splits)).as_py()
         if row >= 0:
             yield problem("forms-mixed", rows.origin, rows.location(row))
 
 
-def _as_written(splits: Mapping[str, Conversations]) -> bool:
+def are_as_written(splits: Mapping[str, Conversations]) -> bool:
+    """Whether all rows are prompts and completions, given as plain texts."""
     return bool(next(iter(splits.values())).table["as_written"][0].as_py())
 
 
 def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding]:
     """Training rows that are held-out rows too, and rows that repeat an earlier one of their split."""
-    train, path = rows.get("train"), folder / "train.arrow"
-    held_out = [rows[split] for split in SPLITS[1:] if split in rows]
-    found = [] if train is None else [_leaks(train, path, each) for each in held_out]
+    found = []
+    for held_out in (rows[split] for split in SPLITS[1:] if split in rows and "train" in rows):
+        train, leaked = rows["train"], leaked_rows(folder / "train.arrow", held_out.table, _whole_text)
+        count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
+        note = (
+            f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores "
+            "will look too good; remove them from one of the two."
+        )
+        found.append(Finding("leaked_rows", count, len(train), note))
     found += [repeated_rows(each, text_keys(each.texts)) for each in rows.values()]
     return [each for each in found if each.count]
-
-
-def _leaks(train: Conversations, path: Path, held_out: Conversations) -> Finding:
-    count = sum(pc.sum(mask).as_py() or 0 for mask in leaked_rows(path, held_out.table, _whole_text))
-    note = (
-        f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores will "
-        "look too good; remove them from one of the two."
-    )
-    return Finding("leaked_rows", count, len(train), note)
 
 
 def _whole_text(batch: pa.RecordBatch) -> pa.Array:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, cycle, groupby, islice
 
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.columns import shortened
-from indictune.data.read.hub_datasets import SplitRows
 from indictune.data.read.read_files import Record, kind_of
+from indictune.data.read.row_sources import SplitRows
 from indictune.errors import Problem, Problems, UserError, problem
 
 Message = dict[str, str]
@@ -29,7 +30,6 @@ FORMS: dict[Form, Form] = {
     _ALPACA: _INSTRUCTED,
     _DOLLY: _INSTRUCTED,
 }
-_MAX_KEYS = 20
 
 # Keys without which an answer is no answer. A form that does not use them refuses them.
 UNUSED_CONTENT = "content-ignored"
@@ -65,11 +65,9 @@ def is_prompt_text(row: Row) -> bool:
 def messages_of(row: Row) -> list[Message]:
     """The messages of a row: an optional system message, then user and assistant by turns.
 
-    Each has `role` and `content`. Texts stay as they are. A system message without text is left out.
-
-    Raises:
-        RowError: a text is missing, empty or of the wrong type. Or a role is unknown or out of order, the last message
-            is not an answer, or training would ignore a key.
+    Each has `role` and `content`. Texts stay as they are. A system message without text is left out. Raises `RowError`
+    if a text is missing, empty or of the wrong type, a role is unknown or out of order, the last message is not an
+    answer, or training would ignore a key.
     """
     form = _form_of(row)
     _check_ignored(row, form)
@@ -126,7 +124,7 @@ def _form_of(row: Row) -> Form:
     if len(forms) == 1:
         return forms[0]
     filled = sorted(_shown(key) for key, value in row.items() if value is not None)
-    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_KEYS]) or "(none)")
+    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_NAMED]) or "(none)")
 
 
 def _check_content(row: Row, form: Form) -> None:
@@ -253,17 +251,14 @@ _MAX_NAMED = 20
 def parse_columns(columns: str | None) -> dict[str, str]:
     """`--columns` as column of a form -> column of the file: `instruction=question,input=context`, or a JSON object.
 
-    Raises:
-        UserError: `columns-malformed` or `columns-unknown`.
+    Raises `UserError` if it is malformed, or no form has such a column.
     """
-    names: dict[str, str] = {}
     if columns is None:
-        return names
+        return {}
+    names = {"": ""}  # malformed
     if columns.lstrip().startswith("{"):  # a mapping in a recipe
-        try:
+        with suppress(ValueError):
             names = json.loads(columns)
-        except ValueError:
-            raise UserError("columns-malformed", "--columns", columns) from None
     else:
         pairs = [pair.partition("=") for pair in columns.split(",")]
         names = {role.strip(): name.strip() for role, _, name in pairs}
@@ -276,14 +271,9 @@ def parse_columns(columns: str | None) -> dict[str, str]:
 
 
 def chat_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
-    """The rows of a split, one for each answer of an instruction, with the columns renamed.
+    """The rows of a split, one for each answer of an instruction; `names` is column of a form -> column of the file.
 
-    Args:
-        bad: gets the rows that cannot be read.
-        names: column of a form -> column of the file.
-
-    Raises:
-        UserError: the rows cannot be read, a file lacks a renamed column, or no row of it has the columns of a form.
+    Raises `UserError` if the rows cannot be read, a file lacks a renamed column, or no row of it has a form.
     """
     problems = Problems()
     for _, of_file in groupby(rows.records(bad), lambda each: each[0] // LINES_PER_FILE):
@@ -307,11 +297,8 @@ def _first_rows(records: Iterator[Record], source: str, names: Mapping[str, str]
         if has_form and present.keys() >= set(names.values()):
             return read
     shown = ", ".join(map(shortened, list(present)[:_MAX_NAMED]))
-    problems = Problems()
-    for role, name in names.items():
-        if read and name not in present:
-            problems.append(problem("columns-missing", "--columns", f"{role}={name}", source=source, columns=shown))
-    problems.raise_any()
+    lost = [f"{role}={name}" for role, name in names.items() if read and name not in present]
+    Problems(problem("columns-missing", "--columns", each, source=source, columns=shown) for each in lost).raise_any()
     if read and not has_form:
         raise UserError("form-unknown", value=source, keys=shown, renaming=_renaming(_renamed(read[0][1], names)))
     return read
@@ -362,10 +349,8 @@ class UnusedColumns:
 
     def problems(self, bad: BadRows) -> list[Problem]:
         """One problem for each column that an answer depends on. They stop the run in any case."""
-        return [
-            Problem(error.code, "", bad.location(line), details={**error.details, "count": self._refused[key]})
-            for key, (line, error) in self._first.items()
-        ]
+        found = ((line, error, {"count": self._refused[key]}) for key, (line, error) in self._first.items())
+        return [Problem(each.code, "", bad.location(line), details=each.details | more) for line, each, more in found]
 
     def notes(self, source: str) -> list[str]:
         """A sentence that names the other columns, with the share of the rows that have each; none without any."""
@@ -374,6 +359,5 @@ class UnusedColumns:
         most = self._counts.most_common(_MAX_NAMED)
         shares = ", ".join(f"{shortened(name)} {count / self._rows:.1%}" for name, count in most)
         more = f" and {len(self._counts) - _MAX_NAMED} more" if len(self._counts) > _MAX_NAMED else ""
-        return [
-            f"{source}: training does not use these columns (with the share of rows that have them): {shares}{more}."
-        ]
+        columns = "these columns (with the share of rows that have them)"
+        return [f"{source}: training does not use {columns}: {shares}{more}."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,22 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import bad_rows, copy_rejected
-from indictune.data.cache import (
-    build_once,
-    map_table,
-    read_facts,
-    rewrite_table,
-    stored_batches,
-    with_progress,
-    write_facts,
-    write_table,
-)
+from indictune.data.cache import build_with_facts, map_table, rewrite_table, stored_batches, with_progress, write_table
 from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import choose_template, tokenised_chats
-from indictune.data.chat.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
+from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
 from indictune.data.chat.messages import Message
 from indictune.data.collation import ListColumn
 from indictune.data.read.row_sources import SPLITS
+from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, tokenizer_parts
 from indictune.errors import Problems, attributed_to
 
@@ -41,15 +33,8 @@ if TYPE_CHECKING:
 _GROUP_ROWS = 10_000
 _BATCH_PACKS = 200
 
-SCHEMA = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        ("labels", pa.list_(pa.int32())),
-        ("seq_lengths", pa.list_(pa.int32())),
-        ("rows", pa.list_(pa.int32())),
-        ("length", pa.int32()),
-    ]
-)
+_LIST = pa.list_(pa.int32())
+SCHEMA = pa.schema({"input_ids": _LIST, "labels": _LIST, "seq_lengths": _LIST, "rows": _LIST, "length": pa.int32()})
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:
@@ -65,9 +50,7 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
     """Pack rows by best fit decreasing: the longest first, each where it leaves the least space.
 
     Args:
-        groups: columns `input_ids`, `labels` and `rows`, rows of 1 to `max_length` tokens; a pack holds rows of one
-            group.
-        max_length: tokens of a pack at most.
+        groups: columns `input_ids`, `labels` and `rows`, of 1 to `max_length` tokens; a pack holds rows of one group.
 
     Yields:
         Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (theirs, in the same
@@ -98,11 +81,9 @@ def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
 def packing_facts(packed: Dataset, max_length: int) -> str:
     """A sentence for the log: rows, packs, and the share of empty places."""
     rows = int(pc.sum(pc.list_value_length(packed.data["rows"])).as_py())
-    places = len(packed) * max_length
-    empty = 1 - pc.sum(packed.data["length"]).as_py() / places
-    return (
-        f"{rows:,} rows in {len(packed):,} packs of {max_length:,} places for tokens; {empty:.1%} of these are empty"
-    )
+    packs = len(packed)
+    empty = 1 - pc.sum(packed.data["length"]).as_py() / (packs * max_length)
+    return f"{rows:,} rows in {packs:,} packs of {max_length:,} places for tokens; {empty:.1%} of these are empty"
 
 
 def _batch(
@@ -113,13 +94,9 @@ def _batch(
     pack_rows = [len(pack) for pack in packs]
     pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
     tokens = [np.concatenate([column[row] for row in rows], dtype=np.int32) for column in columns]
-    arrays = [
-        *(_lists(pack_lengths, values) for values in tokens),
-        _lists(pack_rows, lengths[rows]),
-        _lists(pack_rows, numbers[rows]),
-        pa.array(pack_lengths),
-    ]
-    return pa.record_batch(arrays, schema=SCHEMA)
+    of_packs = (_lists(pack_lengths, values) for values in tokens)
+    of_rows = (_lists(pack_rows, values[rows]) for values in (lengths, numbers))
+    return pa.record_batch([*of_packs, *of_rows, pa.array(pack_lengths)], schema=SCHEMA)
 
 
 def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListArray:
@@ -129,24 +106,19 @@ def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListAr
 def check_template(
     tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments, sources: Mapping[str, ChatSource]
 ) -> None:
-    """Check the chat template with the form of the first row, before the others are read.
-
-    Raises:
-        UserError: as of `choose_template`.
-    """
+    """Check the chat template with the form of the first row, before the others; raises as `choose_template`."""
     as_written = is_as_written(sources["train"]) if "train" in sources else None
     if args.chat_template is not None or as_written is not None:
         choose_template(tokenizer, args.chat_template, bool(as_written), args.train_on_prompts)
 
 
-def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
-    """Choose the chat template of a run, and set it on the tokenizer, which is saved with it.
-
-    Raises:
-        UserError: as of `choose_template`.
-    """
-    template = choose_template(tokenizer, args.chat_template, splits.as_written, args.train_on_prompts)
-    if args.chat_template is not None or splits.as_written:
+def set_template(
+    tokenizer: PreTrainedTokenizerBase, rows: Mapping[str, Conversations], args: ChatDataArguments
+) -> str:
+    """Set the chat template of a run on the tokenizer, which is saved with it; raises as `choose_template`."""
+    as_written = are_as_written(rows)
+    template = choose_template(tokenizer, args.chat_template, as_written, args.train_on_prompts)
+    if args.chat_template is not None or as_written:
         tokenizer.chat_template = template
     return template
 
@@ -160,7 +132,6 @@ class Chats:
             training rows have `seq_lengths` too; the others `language`.
         folder: holds the rejected rows, if there are any.
         summary: how rows were packed; empty without packing.
-        notes: sentences for the user about rows that were left out or cut.
         truncated: language -> share of the training rows that are cut.
     """
 
@@ -191,7 +162,7 @@ class Chats:
 
 
 def tokenise_chat_splits(
-    splits: ConversationSplits,
+    splits: Splits[Conversations],
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     args: ChatDataArguments | EvaluationArguments,
@@ -199,68 +170,50 @@ def tokenise_chat_splits(
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
 
-    `positions` is the most tokens that the model reads; None for no limit.
-
-    Raises:
-        UserError: unusable rows, of all splits at once.
+    `positions` is the most tokens that the model reads; None for no limit. Raises `UserError` for all unusable rows.
     """
     packing = isinstance(args, ChatDataArguments) and args.packing
+    settings = args.max_length, args.train_on_prompts
 
-    def make(folder: Path) -> None:
+    def make(folder: Path) -> dict[str, Any]:
         copy_rejected(splits.folder, folder)
         problems, notes, summary, truncated = Problems(), list[str](), "", dict[str, float]()
         for split, rows in splits.rows.items():
             with problems.collecting(), attributed_to(rows.origin):
-                notes += _tokenise(
-                    splits.folder / f"{split}.arrow", folder, rows, tokenizer, template, args, positions
-                )
+                bad = bad_rows(rows.source, args, folder)
+                bad.files = list(rows.files)
+                stored = stored_batches(splits.folder / f"{split}.arrow")
+                tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions)
+                shown = with_progress(tokens, f"tokenising the {split} rows", len(rows))
+                write_table(folder / f"{split}.arrow", chat_tokens.SCHEMA, shown)
+                lengths = map_table(folder / f"{split}.arrow")["full_length"]
+                of_split = [*bad.notes(), *_cut_rows(rows.source, lengths, args.max_length)]
+                notes += [f"{rows.origin} {note}" for note in of_split]
         problems.raise_any()
         if "train" in splits.rows:
-            truncated = _truncated(map_table(folder / "train.arrow"), args.max_length)
+            tokens = map_table(folder / "train.arrow")
+            is_cut = pc.greater(tokens["full_length"], args.max_length)
+            by_language = pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language")
+            shares = by_language.aggregate([("cut", "mean")]).to_pylist()
+            truncated = {each["language"]: each["cut_mean"] for each in shares}
         if packing:
             path = folder / "train.arrow"
             groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
             rewrite_table(path, SCHEMA, packed(groups, args.max_length))
             summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
-        write_facts(folder, {"summary": summary, "notes": notes, "truncated": truncated})
+        return {"summary": summary, "notes": notes, "truncated": truncated}
 
-    parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing, positions]
-    folder = build_once("chats", [*parts, splits.folder.name], "The token ids", make)
-    facts = read_facts(folder)
+    parts = [tokenizer_parts(tokenizer), template, *settings, packing, positions]
+    folder, facts = build_with_facts("chats", [*parts, splits.folder.name], "The token ids", make)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
-    return Chats(datasets, splits.rows, folder, facts["summary"], facts["notes"], facts["truncated"])
+    return Chats(datasets, splits.rows, folder, **facts)
 
 
-def _tokenise(
-    stored: Path,
-    folder: Path,
-    rows: Conversations,
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    args: ChatDataArguments | EvaluationArguments,
-    positions: int | None,
-) -> list[str]:
-    """Write the tokens of the rows in file `stored` to `folder`, and return sentences for the user."""
-    bad = bad_rows(rows.source, args, folder)
-    bad.files = list(rows.files)
-    settings = (tokenizer, template, args.max_length, args.train_on_prompts, bad, positions)
-    tokens = tokenised_chats(stored_batches(stored), *settings)
-    shown = with_progress(tokens, f"tokenising the {stored.stem} rows", len(rows))
-    write_table(folder / stored.name, chat_tokens.SCHEMA, shown)
-    notes, lengths = bad.notes(), map_table(folder / stored.name)["full_length"]
-    cut = pc.sum(pc.greater(lengths, args.max_length)).as_py()
-    if cut:
-        notes.append(
-            f"{rows.source}: {cut:,} of {len(lengths):,} rows ({cut / len(lengths):.1%}) are longer than --max_length "
-            f"{args.max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
-        )
-    return [f"{rows.origin} {note}" for note in notes]
-
-
-def _truncated(tokens: pa.Table, max_length: int) -> dict[str, float]:
-    """Language -> share of the rows that are cut."""
-    is_cut = pc.greater(tokens["full_length"], max_length)
-    shares = (
-        pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language").aggregate([("cut", "mean")])
-    )
-    return {each["language"]: each["cut_mean"] for each in shares.to_pylist()}
+def _cut_rows(source: str, lengths: pa.ChunkedArray, max_length: int) -> list[str]:
+    """A sentence for the user on the rows that are cut, if there are any."""
+    if not (cut := pc.sum(pc.greater(lengths, max_length)).as_py()):
+        return []
+    return [
+        f"{source}: {cut:,} of {len(lengths):,} rows ({cut / len(lengths):.1%}) are longer than --max_length "
+        f"{max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
+    ]

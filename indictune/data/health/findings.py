@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import Column, StoredRows, text_keys
+from indictune.data.cache import StoredRows, text_keys
 from indictune.data.columns import shortened
 from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, label_counts, names, parts
 from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
@@ -34,10 +35,8 @@ class Finding:
 
     Attributes:
         name: of the kind, such as `near_duplicates`.
-        count: how many have it.
-        of: how many were looked at.
+        count: how many have it, of how many that were looked at.
         note: a sentence for the user. It holds no text or word of a row, because model cards are public.
-        language: of the rows; None for all languages.
         examples: the first few, which may hold texts and words of rows.
         warns: whether a run warns of it. Others are only listed.
     """
@@ -66,24 +65,13 @@ class Finding:
         return {"name": self.name, "language": self.language, "share": self.share} | asdict(self)
 
 
+@dataclass
 class Found:
-    """Notes for the user and findings, collected while rows are read."""
+    """What is collected while the rows of a run are read: notes for the user, findings, and the names of labels."""
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.findings: list[Finding] = []
-
-    def facts(self) -> dict[str, Any]:
-        """As `write_facts` stores them. The notes include the warnings."""
-        return {
-            "notes": self.notes + warning_notes(self.findings),
-            "findings": [asdict(each) for each in self.findings],
-        }
-
-
-def findings_in(facts: Mapping[str, Any]) -> list[Finding]:
-    """The findings among stored facts."""
-    return [Finding(**each) for each in facts["findings"]]
+    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
 
 
 def warning_notes(findings: Iterable[Finding]) -> list[str]:
@@ -151,15 +139,11 @@ _BETWEEN_WORDS = re.compile(rf"{HANDLE_PLACEHOLDER}\b|\b{URL_PLACEHOLDER}\b|[^{W
 
 
 def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> list[Finding]:
-    """`duplicate_rows` repeat the text of an earlier row of the split.
+    """Rows that repeat the text of an earlier row of their split, and texts with several labels.
 
-    `conflicting_labels` are texts with several labels.
-
-    Args:
-        splits: by name; each has columns `text` and `label`.
-        problem_type: of the run. Scores of a regression may differ.
+    The splits have columns `text` and `label`. Scores of a regression may differ.
     """
-    keys = {split: text_keys(Column(rows.table["text"])) for split, rows in splits.items()}
+    keys = {split: text_keys(rows.texts) for split, rows in splits.items()}
     found = [repeated_rows(rows, keys[split]) for split, rows in splits.items()]
     if problem_type != REGRESSION:
         found.append(_contradictions(list(splits.values()), np.concatenate(list(keys.values())), problem_type))
@@ -216,42 +200,35 @@ def _shown(splits: Sequence[StoredRows], number: int) -> str:
     return f"{rows.location(number)} ({shortened(rows.table['label'][number].as_py())})"
 
 
-@dataclass(frozen=True)
-class NearDuplicate:
-    """A held-out text and the most similar training text, by their numbers; `similarity` is exact, above 0.8."""
+def near_duplicates(train: Mapping[int, str], held_out: Mapping[int, str]) -> dict[int, int]:
+    """The numbers of the held-out texts that a training text resembles -> the number of the most similar one.
 
-    held_out: int
-    train: int
-    similarity: float
-
-
-def near_duplicates(train: Sequence[str], held_out: Sequence[str]) -> list[NearDuplicate]:
-    """The held-out texts that a training text resembles but for case, punctuation, handles, links and a few letters.
-
-    Texts that stand in the training rows as they are, and those below 20 letters, are left out.
+    Case, punctuation, handles, links and a few letters may differ. Texts that stand in the training rows as they are,
+    and those below 20 letters, are left out.
     """
     from rensa import RMinHashLSH  # only for runs whose health is measured
 
-    mine, index = _long_enough(held_out, 0), RMinHashLSH(_SIMILAR, _HASHES, _BANDS)
+    mine, index = _long_enough(held_out), RMinHashLSH(_SIMILAR, _HASHES, _BANDS)
     for number, hashes in zip(mine, _hashes(mine), strict=True):
         index.insert(number, hashes)
-    best: dict[int, NearDuplicate] = {}
+    best: dict[int, tuple[float, int]] = {}
     same: set[int] = set()
-    for start in range(0, len(train), _AT_ONCE):
-        theirs = _long_enough(train[start : start + _AT_ONCE], start)
+    left = iter(train.items())
+    while some := dict(islice(left, _AT_ONCE)):
+        theirs = _long_enough(some)
         for row, found in zip(theirs, index.query_all(_hashes(theirs)), strict=True):
             same.update(number for number in found if train[row] == held_out[number])
             for number in found:
                 similarity = len(theirs[row] & mine[number]) / len(theirs[row] | mine[number])
-                if similarity >= _SIMILAR and (number not in best or similarity > best[number].similarity):
-                    best[number] = NearDuplicate(number, row, similarity)
-    return [best[number] for number in sorted(best.keys() - same)]
+                if similarity >= _SIMILAR and (number not in best or similarity > best[number][0]):
+                    best[number] = similarity, row
+    return {number: best[number][1] for number in sorted(best.keys() - same)}
 
 
-def _long_enough(texts: Sequence[str], start: int) -> dict[int, set[str]]:
-    """The shingles of the texts that are not too short, by their numbers, from `start`."""
+def _long_enough(texts: Mapping[int, str]) -> dict[int, set[str]]:
+    """The shingles of the texts that are not too short."""
     found = {}
-    for number, text in enumerate(texts, start):
+    for number, text in texts.items():
         letters = _BETWEEN_WORDS.sub(" ", text.casefold()).strip()
         if len(letters) >= _MIN_LETTERS:
             found[number] = {letters[at : at + _SHINGLE] for at in range(len(letters) - _SHINGLE + 1)}
@@ -280,16 +257,11 @@ _LENGTHS = (25, 50, 100, 200, 400)
 
 def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, Any]]:
     """Rows of each language and label, and their share of the language's rows."""
-    groups = (
-        rows.select(["language", "label"]).group_by(["language", "label"]).aggregate([([], "count_all")]).to_pylist()
-    )
-    of_language: dict[str, int] = {}
-    of_both: dict[tuple[str, str], int] = {}
-    for group in groups:
-        language, count = group["language"], group["count_all"]
-        of_language[language] = of_language.get(language, 0) + count
+    of_language, of_both = Counter[str](), Counter[tuple[str, str]]()
+    for group in rows.group_by(["language", "label"]).aggregate([([], "count_all")]).to_pylist():
+        of_language[group["language"]] += group["count_all"]
         for label in names([group["label"]], problem_type):
-            of_both[language, label] = of_both.get((language, label), 0) + count
+            of_both[group["language"], label] += group["count_all"]
     return [
         {"language": language, "label": label, "count": count, "share": count / of_language[language]}
         for (language, label), count in sorted(of_both.items())
@@ -298,23 +270,21 @@ def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, An
 
 def labels_of_no_class(balance: Sequence[Mapping[str, Any]], rows: int) -> Iterator[Finding]:
     """Labels whose names say that a row has no class, such as `unknown`; `rows` were counted in `balance`."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for each in balance:
-        counts[each["label"]] = counts.get(each["label"], 0) + each["count"]
-    for label, count in counts.items():
-        if _NO_CLASS.match(label):
-            note = (
-                f"Label {shortened(label)} ({count:,} rows, {count / rows:.1%}) seems to name no class. "
-                "The model learns to predict it. Leave these rows out if you do not mean that."
-            )
-            yield Finding("labels_of_no_class", count, rows, note, None, [label])
+        counts[each["label"]] += each["count"]
+    for label in filter(_NO_CLASS.match, counts):
+        note = (
+            f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / rows:.1%}) seems to name no class. "
+            "The model learns to predict it. Leave these rows out if you do not mean that."
+        )
+        yield Finding("labels_of_no_class", counts[label], rows, note, None, [label])
 
 
 def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
     """A sentence for each of the first few rare labels, and one for the others.
 
-    A label is rare below 0.5% of the rows, or below 20 rows. In a small set, where no label has 20, only the share
-    counts.
+    They have less than 0.5% of the rows, or less than 20 rows if some label has more.
     """
     if problem_type == REGRESSION:
         return []
@@ -329,19 +299,16 @@ def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
         rows = f"{counts[label]} of {len(train):,} rows have label {shortened(label)}"
         near = difflib.get_close_matches(label, usual, n=1)
         meant = f"; is it {shortened(near[0])} ({usual[near[0]]:,} rows)?" if near else "; they teach little."
-        notes.append(
-            f"{train.origin} {train.source}: {rows}, first {first_location(train, label, problem_type)}{meant}"
-        )
+        notes.append(f"{rows}, first {first_location(train, label, problem_type)}{meant}")
     if len(rare) > _MAX_LISTED:
-        notes.append(f"{train.origin} {train.source}: {len(rare) - _MAX_LISTED} more labels are as rare.")
-    return notes
+        notes.append(f"{len(rare) - _MAX_LISTED} more labels are as rare.")
+    return [f"{train.origin} {train.source}: {note}" for note in notes]
 
 
 def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) -> list[Finding]:
     """`label_sources`: what is common to many rows, and raises the share of one label by 10 percentage points or more.
 
-    Args:
-        rows: text, what is known of its source by name (such as `language`), and labels of each.
+    `rows` has the text, what is known of its source by name (such as `language`), and the labels of each.
     """
     labels: Counter[str] = Counter()
     of_feature: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -357,22 +324,19 @@ def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) 
     for feature, count in with_feature.items():
         if count == number or count < max(_MIN_ROWS, _MIN_SHARE * number):
             continue
+        shown = f"the same {feature.split()[0]} word" if feature.startswith(_WORDS) else feature
         for label, both in of_feature[feature].items():
             usual = labels[label] / number
             above = both / count - usual
             if above >= max(_SHOWN, _SIGMAS * (usual * (1 - usual) / count) ** 0.5):
                 note = (
-                    f"{both / count:.0%} of the {count:,} rows with {_without_word(feature)} have label "
+                    f"{both / count:.0%} of the {count:,} rows with {shown} have label "
                     f"{shortened(label)}, but {usual:.0%} of all rows do. Check that the label follows the text, not "
                     "its source."
                 )
                 example = f"{feature} -> {label}"
                 found.append((above, Finding("label_sources", both, count, note, None, [example], above >= _WARNS)))
     return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
-
-
-def _without_word(feature: str) -> str:
-    return f"the same {feature.split()[0]} word" if feature.startswith(_WORDS) else feature
 
 
 def _features(text: str) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 `health.json` has these keys:
 
-- `rows`: split -> number of rows.
-- `languages`: a list of `LanguageHealth`, of the training rows.
+- `rows`: split -> number of rows; `languages`: a list of `LanguageHealth`, of the training rows.
 - `labels`: a list of `language`, `label`, `count` and `share` (of the language's training rows).
 - `findings`: a list of `name`, `language` (null: all), `share`, `count`, `of`, `examples` (texts), `note` (a sentence)
   and `warns` (whether the run warned of it). The names: `unknown_tokens`, `token_collisions`, `duplicate_rows`,
@@ -12,11 +11,13 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import re
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import compress
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
+from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import StoredRows, build_once
+from indictune.data.bad_rows import file_and_line
+from indictune.data.cache import BETWEEN_MESSAGES, StoredRows, build_with_facts, chosen_texts
 from indictune.data.columns import shortened
 from indictune.data.health.findings import (
     MAX_EXAMPLES,
     Finding,
+    Mojibake,
     label_balance,
     label_sources,
     labels_of_no_class,
     near_duplicates,
 )
-from indictune.data.health.tokenizer_health import LanguageHealth, language_health, language_table, sample_of_languages
-from indictune.data.labels import REGRESSION, names
-from indictune.errors import Problems, problem
-from indictune.files import HEALTH
+from indictune.data.labels import has_classes, names
+from indictune.data.languages import NO_LETTERS, script_of
+from indictune.data.text.cleaning import WORD
+from indictune.errors import Problems, catalogue, problem
+
+logger = logging.getLogger(__name__)
 
 _MAX_TRAIN, _MAX_HELD_OUT = 50_000, 5_000  # rows whose texts are compared; two seconds
 _MANY_NEAR = 0.01
@@ -48,18 +54,185 @@ _LIMITS = {
     "conflicting_labels": ("max_conflict_share", "conflicting-labels"),
 }
 _MAX_COLUMNS = 8  # labels of the table
+MEASURED_ROWS = 1_000  # of each language; enough for two digits
+_MANY_COLLISIONS = 0.005
+_MANY_UNKNOWN = 0.05
+_SHOWN_UNKNOWN = 0.001
+_MIN_ROWS_SHARE = 0.01  # a few stray texts stop no run
+_MAX_LISTED = 8
+_WORD = re.compile(rf"[{WORD}]+")
+_JOINERS = re.compile("[\u200c\u200d]")
 
 
 @dataclass(frozen=True)
-class Split:
-    """The rows of a split, and their texts."""
+class LanguageHealth:
+    """What the tokenizer does to the texts of a language; shares are between 0 and 1.
 
-    rows: StoredRows
-    texts: Iterable[str]
+    Attributes:
+        measured_rows: at most 1,000, drawn at random. `truncated_share` of conversations is of all rows.
+        tokens_per_word: a word is what spaces separate.
+        unknown_share: unknown tokens over all; `truncated_share`: rows that are cut.
+        collision_share: words in the texts whose tokens are those of another word that is more frequent.
+    """
 
-    def some(self, chosen: np.ndarray) -> dict[int, str]:
-        """The texts of the chosen rows, bool [rows], by number."""
-        return dict(zip(np.flatnonzero(chosen).tolist(), compress(self.texts, chosen), strict=True))
+    language: str
+    rows: int
+    measured_rows: int
+    tokens_per_word: float
+    unknown_share: float
+    truncated_share: float
+    collision_share: float
+
+
+@dataclass(frozen=True)
+class UnknownTokens:
+    """What a tokenizer does not know of the texts in one language and script, such as `Malayalam`.
+
+    `share` is of the measured tokens, `rows_share` that of the group in all rows.
+    """
+
+    language: str
+    script: str
+    share: float
+    rows_share: float
+
+    def __str__(self) -> str:
+        return f"{shortened(self.language)} ({self.script})"
+
+
+def sample_of_languages(texts: Iterable[str], languages: pa.ChunkedArray) -> Iterator[tuple[str, int, list[str]]]:
+    """Each language, the number of its rows, and at most 1,000 of their texts, drawn at random, in the rows' order."""
+    values = languages.unique()
+    codes = pc.index_in(languages, value_set=values).to_numpy()
+    order = np.random.default_rng(0).permutation(len(codes))
+    drawn = [np.sort(order[codes[order] == code][:MEASURED_ROWS]) for code in range(len(values))]
+    text_of = chosen_texts(texts, np.isin(np.arange(len(codes)), np.concatenate(drawn)))
+    for language, count, rows in zip(values.to_pylist(), np.bincount(codes).tolist(), drawn, strict=True):
+        yield language, count, [text_of[row] for row in rows.tolist()]
+
+
+def check_unknown(rows: StoredRows, tokenizer: PreTrainedTokenizerBase, plan: RunPlan[Any, Any]) -> None:
+    """Refuse rows whose tokens are mostly unknown, and log the shares. `health` warns of fewer.
+
+    Raises `UserError` where more tokens of a language and script, or of all rows, are unknown than the plan accepts.
+    """
+    measured = list(unknown_tokens(rows.texts, rows.table["language"], tokenizer))
+    found = [each for each in measured if each.rows_share >= _MIN_ROWS_SHARE]
+    found.sort(key=lambda each: -each.share)
+    limit = plan.data.max_unknown_share
+    stopping = {str(each): each.share for each in found if each.share > limit and each.script != NO_LETTERS}
+    mean = sum(each.share * each.rows_share for each in measured)
+    if not stopping and mean > limit:
+        stopping = {"all languages": mean}
+    name, cure = plan.model.model_name_or_path, _cure(rows.texts) if stopping else None
+    Problems(
+        problem("unknown-tokens", "--model_name_or_path", name, cure, share=share, group=group)
+        for group, share in stopping.items()
+    ).raise_any()
+    shown = ", ".join(f"{each} {each.share:.1%}" for each in found[:_MAX_LISTED] if each.share >= _SHOWN_UNKNOWN)
+    if shown:
+        logger.info("unknown tokens, by language and script: %s", shown)
+
+
+def _cure(texts: Iterable[str]) -> str | None:
+    """The way out if some texts were decoded by the wrong encoding, which no tokenizer knows; None without them."""
+    damaged = Mojibake()
+    for text in texts:
+        damaged.check(text, 0)
+    if not damaged.count:
+        return None
+    cure = f"{damaged.count:,} texts were decoded by the wrong encoding: read their source as UTF-8, or mend them with"
+    return f"{cure} ftfy.fix_encoding. For other texts: {catalogue()['unknown-tokens']['way_out']}"
+
+
+def unknown_tokens(
+    texts: Iterable[str], languages: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[UnknownTokens]:
+    """The unknown tokens by language and script, measured on a sample of each language.
+
+    A tokenizer without an unknown token, such as one of bytes, knows everything.
+    """
+    if tokenizer.unk_token_id is None:
+        return
+    for language, rows, sample in sample_of_languages(texts, languages):
+        scripts = list(map(script_of, sample))
+        tokens, unknown = Counter[str](), Counter[str]()
+        for script, ids in zip(scripts, _ids_of_texts(sample, tokenizer), strict=True):
+            tokens[script] += len(ids)
+            unknown[script] += ids.count(tokenizer.unk_token_id)
+        for script, count in Counter(scripts).items():
+            rows_share = count / len(sample) * rows / len(languages)
+            yield UnknownTokens(language, script, unknown[script] / max(tokens[script], 1), rows_share)
+
+
+def language_health(
+    language: str, rows: int, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, cut: float | int
+) -> tuple[LanguageHealth, list[Finding]]:
+    """The measures of a language with so many rows, from some of their texts, and what is to say of them.
+
+    `cut` is the share of the rows that are cut; or, as a whole number, the tokens that a row may have.
+    """
+    ids = _ids_of_texts(texts, tokenizer)
+    words = sum(len(text.replace(BETWEEN_MESSAGES, " ").split()) for text in texts)
+    if isinstance(cut, int):
+        room = cut - tokenizer.num_special_tokens_to_add()
+        cut = sum(len(row) > room for row in ids) / len(ids)
+    spelled = Counter(word for text in texts for word in _WORD.findall(text))
+    findings = [_unknown(language, ids, spelled, tokenizer), _collisions(language, spelled, tokenizer)]
+    shares = findings[0].share, cut, findings[1].share
+    measured = LanguageHealth(language, rows, len(texts), sum(map(len, ids)) / max(words, 1), *shares)
+    return measured, [each for each in findings if each.count]
+
+
+def _unknown(
+    language: str, ids: Sequence[list[int]], spelled: Counter[str], tokenizer: PreTrainedTokenizerBase
+) -> Finding:
+    tokens, unknown = sum(map(len, ids)), sum(row.count(tokenizer.unk_token_id) for row in ids)
+    words = [word for word, _ in spelled.most_common()] if unknown else []
+    pairs = zip(words, _ids_of_texts(words, tokenizer), strict=True)
+    words = [word for word, of_word in pairs if tokenizer.unk_token_id in of_word][:MAX_EXAMPLES]
+    share = unknown / max(tokens, 1)
+    note = f"{language}: the tokenizer does not know {share:.1%} of the tokens."
+    return Finding("unknown_tokens", unknown, tokens, note, language, words, share >= _MANY_UNKNOWN)
+
+
+def _collisions(language: str, spelled: Counter[str], tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """Words that become the tokens of a more frequent word. Case and joiners (U+200C, U+200D) make no other word."""
+    groups: defaultdict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+    for word, ids in zip(spelled, _ids_of_texts(list(spelled), tokenizer), strict=True):
+        if tokenizer.unk_token_id not in ids:
+            same = unicodedata.normalize("NFC", _JOINERS.sub("", word).casefold())
+            groups[tuple(ids)][same] += spelled[word]
+    several = [group.most_common() for group in groups.values() if len(group) > 1]
+    several.sort(key=lambda group: -sum(count for _, count in group[1:]))
+    lost, words = sum(count for group in several for _, count in group[1:]), spelled.total()
+    examples = [" = ".join(word for word, _ in group[:MAX_EXAMPLES]) for group in several[:MAX_EXAMPLES]]
+    note = (
+        f"{language}: the tokenizer drops letters, and {lost / max(words, 1):.1%} of the words become the same tokens "
+        "as another word."
+    )
+    warns = lost >= _MANY_COLLISIONS * words
+    return Finding("token_collisions", lost, words, note, language, examples, warns)
+
+
+def _ids_of_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The tokens of each text, without special ones. The messages of a conversation are read one by one."""
+    parts = [text.split(BETWEEN_MESSAGES) for text in texts]
+    if not parts:  # which tokenizers do not take
+        return []
+    flat = list(chain.from_iterable(parts))
+    ids = iter(tokenizer(flat, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
+    return [list(chain.from_iterable(islice(ids, len(each)))) for each in parts]
+
+
+def language_table(measured: Sequence[LanguageHealth]) -> str:
+    """A line for each language."""
+    header = ["language", "rows", "tokens/word", "unknown share", "truncated share", "collision share"]
+    body = []
+    for each in measured:
+        shares = (f"{share:.1%}" for share in (each.unknown_share, each.truncated_share, each.collision_share))
+        body.append([each.language, f"{each.rows:,}", f"{each.tokens_per_word:.2f}", *shares])
+    return table(header, body)
 
 
 @dataclass(frozen=True)
@@ -78,11 +251,9 @@ class RowHealth:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> RowHealth:
         """What `as_json` gave."""
-        findings = [
-            Finding(**{name: value for name, value in each.items() if name != "share"}) for each in content["findings"]
-        ]
+        given = ({name: each[name] for name in each.keys() - {"share"}} for each in content["findings"])
         languages = [LanguageHealth(**each) for each in content["languages"]]
-        return RowHealth(content["rows"], languages, content["labels"], findings)
+        return RowHealth(content["rows"], languages, content["labels"], [Finding(**each) for each in given])
 
     def __str__(self) -> str:
         """Tables of languages and labels, and a line for each finding."""
@@ -93,17 +264,12 @@ class RowHealth:
             languages = [each.language for each in self.languages]
             body = [[language, *(share.get((language, label), "0.0%") for label in shown)] for language in languages]
             parts.append(table(["labels", *map(shortened, shown)], body))
-        return "\n\n".join(
-            [*parts, *(["\n".join(f"- {each.in_full}" for each in self.findings)] if self.findings else [])]
-        )
+        findings = "\n".join(f"- {each.in_full}" for each in self.findings)
+        return "\n\n".join([*parts, *filter(None, [findings])])
 
 
 def check_health(health: RowHealth | None, configuration: Mapping[str, Any]) -> None:
-    """Refuse rows that pass a limit, such as `--max_collision_share`, in the configuration of a run.
-
-    Raises:
-        UserError: one problem for each finding.
-    """
+    """Raise `UserError` for each finding above its limit in the configuration, such as `--max_collision_share`."""
     problems = Problems()
     for each in () if health is None else health.findings:
         flag, code = _LIMITS.get(each.name, ("", ""))
@@ -114,100 +280,71 @@ def check_health(health: RowHealth | None, configuration: Mapping[str, Any]) -> 
 
 
 def measured_once(parts: Sequence[object], make: Callable[[], RowHealth]) -> RowHealth:
-    """What `make` gives on the first call with these parts, which say what it depends on; `build_once` keeps it."""
-
-    def write(folder: Path) -> None:
-        (folder / HEALTH).write_text(json.dumps(make().as_json()), encoding="utf-8")
-
-    folder = build_once("health", parts, "The health of the rows", write)
-    return RowHealth.from_json(json.loads((folder / HEALTH).read_text(encoding="utf-8")))
+    """What `make` gives on the first call with these parts, which say what it depends on."""
+    content = build_with_facts("health", parts, "The health of the rows", lambda _: make().as_json())[1]
+    return RowHealth.from_json(content)
 
 
 def measure(
-    splits: Mapping[str, Split],
+    splits: Mapping[str, StoredRows],
     tokenizer: PreTrainedTokenizerBase,
     cut: int | Mapping[str, float],
     found: Sequence[Finding],
     problem_type: str | None = None,
-    has_labels: bool = True,
 ) -> RowHealth:
     """Measure the rows of a run. Of more than 50,000 training rows, a random sample is compared with the others.
 
-    Args:
-        cut: tokens that a row may have, or the share of each language's rows that is cut.
-        has_labels: whether rows have a column `label`.
+    `cut` is the tokens that a row may have, or the share of each language's rows that is cut.
     """
     train = splits["train"]
-    languages = train.rows.table["language"]
-    compared = _sample(len(languages), _MAX_TRAIN)
-    of_language = sample_of_languages(languages)
-    wanted = compared.copy()
-    wanted[np.concatenate(list(of_language.values()))] = True
-    texts = train.some(wanted)
     findings, measured = list(found), []
-    rows_of = {each["values"]: each["counts"] for each in languages.value_counts().to_pylist()}
-    for language, rows in sorted(of_language.items()):
+    for language, rows, texts in sorted(sample_of_languages(train.texts, train.table["language"])):
         of_rows = cut if isinstance(cut, int) else cut.get(language, 0.0)
-        some = [texts[row] for row in rows.tolist()]
-        health, more = language_health(language, rows_of[language], some, tokenizer, of_rows)
+        health, more = language_health(language, rows, texts, tokenizer, of_rows)
         measured.append(health)
         findings += more
-    has_classes = has_labels and problem_type != REGRESSION
-    sample = {row: text for row, text in texts.items() if compared[row]}
+    are_classes = has_classes(train.table, problem_type)
+    sample = chosen_texts(train.texts, _sample(len(train), _MAX_TRAIN))
     for name, split in splits.items():
-        findings += [] if name == "train" else _near_duplicates(name, split, train, sample, has_classes)
+        findings += [] if name == "train" else _near_duplicates(name, split, train, sample, are_classes)
     balance: list[dict[str, Any]] = []
-    if has_classes:
-        balance = label_balance(train.rows.table, problem_type)
-        findings += [*labels_of_no_class(balance, len(languages)), *_sources(train.rows, sample, problem_type)]
-    return RowHealth({name: len(split.rows) for name, split in splits.items()}, measured, balance, findings)
+    if are_classes:
+        balance = label_balance(train.table, problem_type)
+        findings += [*labels_of_no_class(balance, len(train)), *_sources(train, sample, problem_type)]
+    return RowHealth({name: len(split) for name, split in splits.items()}, measured, balance, findings)
 
 
 def _sample(rows: int, most: int) -> np.ndarray:
     """Which rows are in a random sample of at most `most`, bool [rows]."""
-    chosen = np.zeros(rows, np.bool_)
-    chosen[np.random.default_rng(0).permutation(rows)[:most]] = True
-    return chosen
-
-
-def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """The number of each row's value, and the values."""
-    values = column.unique()
-    return pc.index_in(column, value_set=values).to_numpy(), values.to_pylist()
+    return np.isin(np.arange(rows), np.random.default_rng(0).permutation(rows)[:most])
 
 
 def _near_duplicates(
-    name: str, split: Split, train: Split, sample: Mapping[int, str], has_classes: bool
+    name: str, rows: StoredRows, train: StoredRows, sample: Mapping[int, str], are_classes: bool
 ) -> Iterator[Finding]:
-    texts, numbers = split.some(_sample(len(split.rows), _MAX_HELD_OUT)), list(sample)
-    held_out = list(texts)
-    found = near_duplicates(list(sample.values()), list(texts.values()))
-    if not found:
+    texts = chosen_texts(rows.texts, _sample(len(rows), _MAX_HELD_OUT))
+    pairs = near_duplicates(sample, texts).items()
+    if not pairs:
         return
-    pairs = [(held_out[each.held_out], numbers[each.train]) for each in found]
-    examples = [
-        f"{split.rows.location(mine)} and {train.rows.location(other)}" for mine, other in pairs[:MAX_EXAMPLES]
-    ]
-    count, of, whole = len(pairs), len(held_out), len(train.rows)
+    places = [f"{rows.location(mine)} and {train.location(other)}" for mine, other in islice(pairs, MAX_EXAMPLES)]
+    count, of, whole = len(pairs), len(texts), len(train)
     others = f"{len(sample):,} of {whole:,} training rows" if len(sample) < whole else "the training rows"
     labels = ""
-    if has_classes:
-        mine, theirs = split.rows.table["label"], train.rows.table["label"]
+    if are_classes:
+        mine, theirs = rows.table["label"], train.table["label"]
         differ = sum(mine[one].as_py() != theirs[other].as_py() for one, other in pairs)
         labels = f", {differ:,} of them with another label" if differ else ""
     note = (
-        f"{split.rows.source}: {count:,} of {of:,} {name} rows ({count / of:.1%}) nearly repeat one of {others}"
-        f"{labels}, such as {examples[0]}. Their scores will look too good."
+        f"{rows.source}: {count:,} of {of:,} {name} rows ({count / of:.1%}) nearly repeat one of {others}"
+        f"{labels}, such as {places[0]}. Their scores will look too good."
     )
-    yield Finding("near_duplicates", count, of, note, None, examples, count / of >= _MANY_NEAR)
+    yield Finding("near_duplicates", count, of, note, None, places, count / of >= _MANY_NEAR)
 
 
 def _sources(rows: StoredRows, sample: Mapping[int, str], problem_type: str | None) -> list[Finding]:
-    of_label, labels = _coded(rows.table["label"])
-    of_language, languages = _coded(rows.table["language"])
-    parts = [names([label], problem_type) for label in labels]
-
-    def known(row: int) -> dict[str, str]:
-        return {"language": languages[of_language[row]]} | ({"file": rows.file(row)} if rows.files else {})
-
-    return label_sources((text, known(row), list(parts[of_label[row]])) for row, text in sample.items())
+    known = rows.table.select(["language", "label", "line"]).take(pa.array(list(sample))).to_pylist()
+    for each in known if rows.files else ():
+        each["file"] = file_and_line(rows.source, each["line"], rows.files)[0]
+    sources = ({name: each[name] for name in ("language", "file") if name in each} for each in known)
+    labels = (names([each["label"]], problem_type) for each in known)
+    return label_sources(zip(sample.values(), sources, labels, strict=True))

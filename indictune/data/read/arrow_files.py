@@ -40,16 +40,10 @@ def with_class_names(
     bad: BadRows,
     may_be_names: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Replace class ids by names.
+    """Replace class ids by names in the columns of `roles`; `bad` gets the rows with a value that is no class.
 
-    Args:
-        roles: role -> name of its column.
-        declared: column -> names of its classes 0, 1, ...
-        bad: gets the rows with a value that is no class.
-        may_be_names: whether the values may also be names, as in files of text.
-
-    Raises:
-        UserError: a name is no text, such as the `no` of YAML, or files may mean two classes by it.
+    `declared` is column -> names of its classes 0, 1, .... The values `may_be_names` too in files of text. Raises
+    `UserError` if a name is no text, such as the `no` of YAML, or files may mean two classes by it.
     """
     given = {role: declared[name] for role, name in roles.items() if role != "text" and name in declared}
     classes = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}

@@ -11,14 +11,14 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import FileForm, Wanted, existing_columns, shortened, usual_columns
+from indictune.data.columns import Wanted, existing_columns, shortened, usual_columns
 from indictune.data.read.open_files import PACKED, decoded_lines, kind_of_file, opened, unpacked_limit
 from indictune.errors import UserError
 
@@ -39,14 +39,13 @@ def _first_rows(path: str, wanted: Wanted, bad: BadRows) -> tuple[str, list[list
     `bad` gets a remark then. Without a header, most rows must have as many fields as there are column names; without
     those, two or more, all as many.
     """
-    form = wanted.form
-    if form.delimiter != "auto":
-        only = _CHARACTERS[form.delimiter]
-        return only, _split_rows(path, only, form)
+    if wanted.delimiter != "auto":
+        only = _CHARACTERS[wanted.delimiter]
+        return only, _split_rows(path, only, wanted)
     own = DELIMITERS[kind_of_file(path)]
-    samples = {own: _split_rows(path, own, form)}
-    if form.column_names or not _fitting(samples[own], wanted):
-        samples |= {each: _split_rows(path, each, form) for each in _CHARACTERS.values() if each != own}
+    samples = {own: _split_rows(path, own, wanted)}
+    if wanted.column_names or not _fitting(samples[own], wanted):
+        samples |= {each: _split_rows(path, each, wanted) for each in _CHARACTERS.values() if each != own}
     fitting = {each: _fitting(rows, wanted) for each, rows in samples.items()}
     best = max(fitting, key=lambda each: fitting[each])
     if not fitting[best]:
@@ -57,18 +56,18 @@ def _first_rows(path: str, wanted: Wanted, bad: BadRows) -> tuple[str, list[list
     return best, samples[best]
 
 
-def _split_rows(path: str, delimiter: str, form: FileForm) -> list[list[str]]:
+def _split_rows(path: str, delimiter: str, wanted: Wanted) -> list[list[str]]:
     with opened(path) as file:
         lines = file.read(_SAMPLE_BYTES).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     rows: list[list[str]] = []
     with suppress(csv.Error):  # of a broken row, or of one that the sample cuts
-        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **form.reading)), _SAMPLE_ROWS))
+        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **wanted.reading)), _SAMPLE_ROWS))
     return rows
 
 
 def _fitting(rows: Sequence[Sequence[str]], wanted: Wanted) -> int:
     """How many of the first rows have the wanted fields."""
-    if names := wanted.form.column_names:
+    if names := wanted.column_names:
         return sum(len(row) == len(names) for row in rows)
     return len(rows) * _has_columns(rows[0] if rows else (), wanted)
 
@@ -82,10 +81,10 @@ def _has_columns(header: Sequence[str], wanted: Wanted) -> bool:
 
 def _without_given_names(path: str, sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows) -> Wanted:
     """What is wanted, without `--column_names` if the first row of the file has the required columns itself."""
-    if not wanted.form.column_names or not sample or not _has_columns(sample[0], wanted):
+    if not wanted.column_names or not sample or not _has_columns(sample[0], wanted):
         return wanted
     bad.remark(f"{path}: its first row has the column names, and --column_names is for files without.")
-    return replace(wanted, form=replace(wanted.form, column_names=()))
+    return replace(wanted, column_names=())
 
 
 def _picker(
@@ -94,24 +93,24 @@ def _picker(
     """A function that takes the wanted cells out of a row, and None for a column that the file lacks.
 
     Args:
-        header: the column names, those of the form included.
+        header: the column names, given ones included.
         sample: the first few rows, that of the header included.
 
     Raises:
         UserError: a column is missing, the first row is no header, or the names or the delimiter do not fit the rows.
     """
-    form, columns = wanted.form, [*wanted.required.values()]
+    columns = [*wanted.required.values()]
     shown = ", ".join(map(shortened, sample[0])) if sample else ""
-    is_single = max(map(len, sample), default=0) == 1 and form.delimiter != "auto"
-    if is_single and (form.column_names[1:] or not {*columns} & {*header}):
-        raise UserError("one-column", "", path, delimiter=form.delimiter, columns=shown)
-    if form.column_names and sample and len(sample[0]) != len(header):
+    is_single = max(map(len, sample), default=0) == 1 and wanted.delimiter != "auto"
+    if is_single and (wanted.column_names[1:] or not {*columns} & {*header}):
+        raise UserError("one-column", "", path, delimiter=wanted.delimiter, columns=shown)
+    if wanted.column_names and sample and len(sample[0]) != len(header):
         raise UserError("column-names-count", "", path, count=len(header), fields=len(sample[0]), columns=shown)
     try:
         names = existing_columns(path, header, wanted, bad)
     except UserError as error:
         is_missing = any(each.code == "column-missing" for each in error.problems)
-        if form.column_names or not is_missing or not _looks_like_data(sample):
+        if wanted.column_names or not is_missing or not _looks_like_data(sample):
             raise
         likely = ",".join(_likely_names(sample, columns))
         raise UserError("header-missing", "", path, columns=shown, names=likely) from error
@@ -124,11 +123,8 @@ def _looks_like_data(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row holds a long text or a number, or what other rows have in that column too."""
     header, *others = [[field.strip() for field in row] for row in rows]
     repeated = any(name and name in {row[index] for row in others if row[index:]} for index, name in enumerate(header))
-    return repeated or any(map(_is_no_name, header))
-
-
-def _is_no_name(field: str) -> bool:
-    return len(field) > _LONG_NAME or len(field.split()) >= _MANY_WORDS or field.removeprefix("-").isdecimal()
+    are_long = (len(name) > _LONG_NAME or len(name.split()) >= _MANY_WORDS for name in header)
+    return repeated or any(are_long) or any(name.removeprefix("-").isdecimal() for name in header)
 
 
 def _likely_names(rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> list[str]:
@@ -150,19 +146,16 @@ Line = tuple[int, tuple[str, str]]  # its number, the line, and its first byte t
 
 
 def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
-    """The first line of each row, and its cells of all wanted columns.
-
-    Raises:
-        UserError: the header lacks a column, or the form's column names do not fit.
-    """
+    """The first line of each row, and its cells of all wanted columns; raises `UserError` as `_picker`."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
     delimiter, sample = _first_rows(path, wanted, bad)
     wanted = _without_given_names(path, sample, wanted, bad)
-    rows = _Rows(path, {"delimiter": delimiter, **wanted.form.reading})
-    header = list(wanted.form.column_names)
+    rows = _Rows(path, {"delimiter": delimiter, **wanted.reading})
+    header = list(wanted.column_names)
     pick = _picker(path, header, sample, wanted, bad) if header else tuple
     for fields in rows:
-        if fields and len(fields) == len(header) and not rows.are_unusual and fields[-1].strip() != header[-1]:
+        is_plain = len(rows.lines) == 1 and not rows.undecodable
+        if fields and len(fields) == len(header) and is_plain and fields[-1].strip() != header[-1]:
             yield rows.start, pick(fields)
         elif not fields and rows.error is None:
             continue
@@ -183,28 +176,17 @@ def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[in
 
 
 class _Rows:
-    """The rows of a file: the fields of each, none for a blank line or an error.
-
-    Attributes:
-        start: number of the row's first line.
-        undecodable: number and first wrong byte of each line of the row that is not UTF-8.
-        error: why the row cannot be read, or None.
-    """
+    """The rows of a file: the fields of each, none for a blank line or an error."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
-        self.start = 1
+        self.start = 1  # of the row's lines
         self.lines: list[str] = []
-        self.undecodable: list[tuple[int, str]] = []
+        self.undecodable: list[tuple[int, str]] = []  # lines that are not UTF-8, and the first wrong byte of each
         self.error: csv.Error | None = None
         self._options = options
         self._ahead: deque[Line] = deque()  # lines that were read, and are read again
         self._all: Iterator[Line] = enumerate(decoded_lines(path), 1)
-        self._reader = csv.reader(self._recorded(self._all), **options)
-
-    @property
-    def are_unusual(self) -> bool:
-        """Whether the row has several lines, or bytes that are no text."""
-        return len(self.lines) > 1 or bool(self.undecodable)
+        self._reader = csv.reader(self._recorded(), **options)
 
     def __iter__(self) -> Iterator[list[str]]:
         while True:
@@ -233,7 +215,7 @@ class _Rows:
         are_whole = (self._are_whole(texts[count : count + _MANY_LINES], fields) for count in range(1, len(texts)))
         count = next((count for count, is_whole in enumerate(are_whole, 1) if is_whole), many)
         self.lines[:] = [self._ahead.popleft()[1][0] for _ in range(count)]
-        self._reader = csv.reader(self._recorded(chain(_drained(self._ahead), self._all)), **self._options)
+        self._reader = csv.reader(self._recorded(), **self._options)
 
     def _are_whole(self, lines: Sequence[str], fields: int) -> bool:
         """Whether the first rows of these lines have so many fields, and no quote too many."""
@@ -249,19 +231,14 @@ class _Rows:
             return False
         return True
 
-    def _recorded(self, lines: Iterator[Line]) -> Iterator[str]:
+    def _recorded(self) -> Iterator[str]:
         """Lines for the csv reader. They are those of the row until the next one begins."""
-        keep, wrong = self.lines.append, self.undecodable.append
-        for number, (line, byte) in lines:
-            keep(line)
+        while (numbered := self._ahead.popleft() if self._ahead else next(self._all, None)) is not None:
+            number, (line, byte) = numbered
+            self.lines.append(line)
             if byte:
-                wrong((number, byte))
+                self.undecodable.append((number, byte))
             yield line
-
-
-def _drained(lines: deque[Line]) -> Iterator[Line]:
-    while lines:
-        yield lines.popleft()
 
 
 class _Fault(NamedTuple):
@@ -302,56 +279,43 @@ _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # Excel keeps a workbook with a pass
 def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
     """The number of each row that is not empty, as the spreadsheet shows it, and its cells as of `delimited_rows`.
 
-    Memory holds the whole sheet.
-
-    Raises:
-        UserError: the file has a password, is damaged or too large, or the header lacks a column.
+    Memory holds the whole sheet. Raises `UserError` for a password, damage, too large a sheet, or as `_picker`.
     """
     with opened(path) as file:
         content = io.BytesIO(file.read())
     if content.getbuffer()[: len(_OLE)] == _OLE:
         raise UserError("sheet-protected", value=path)
-    with _sheet_errors(path):
-        import python_calamine  # slow
+    import python_calamine  # slow
 
+    try:
         _check_size(path, content)
         # By its path, python-calamine (0.9) knows an ods file with a password.
         book = python_calamine.load_workbook(content if path.lower().endswith(PACKED) else path)
         if len(book.sheet_names) > 1:
             bad.remark(f"{path}: reading its first sheet, {book.sheet_names[0]}, of {len(book.sheet_names)}.")
         sheet = book.get_sheet_by_index(0)
+    except python_calamine.PasswordError as error:
+        raise UserError("sheet-protected", value=path) from error
+    except (python_calamine.CalamineError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
+        raise UserError("sheet-damaged", value=path, reason=error) from error
     texts = ((number, [_text(value) for value in row]) for number, row in enumerate(sheet.iter_rows(), 1))
     rows = ((number, row) for number, row in texts if any(row))
     first = list(islice(rows, _SAMPLE_ROWS))
     if not first:
         return
     sample = [[field or "" for field in row] for _, row in first]
-    wanted = _without_given_names(path, sample, wanted, bad)
-    wanted = replace(wanted, form=replace(wanted.form, delimiter="auto"))
-    has_header = not wanted.form.column_names
-    header = [name.strip() for name in sample[0]] if has_header else list(wanted.form.column_names)
+    wanted = replace(_without_given_names(path, sample, wanted, bad), delimiter="auto")
+    has_header = not wanted.column_names
+    header = [name.strip() for name in sample[0]] if has_header else list(wanted.column_names)
     pick = _picker(path, header, sample, wanted, bad)
     for number, row in chain(first[has_header:], rows):
         yield number, pick(row)
 
 
-@contextmanager
-def _sheet_errors(path: str) -> Iterator[None]:
-    import python_calamine
-
-    try:
-        yield
-    except python_calamine.PasswordError as error:
-        raise UserError("sheet-protected", value=path) from error
-    except (python_calamine.CalamineError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
-        raise UserError("sheet-damaged", value=path, reason=error) from error
-
-
 def _check_size(path: str, content: io.BytesIO) -> None:
-    """Refuse an archive that unpacks to more than the limit, or is damaged.
+    """Refuse an archive that is damaged, or whose parts or cells are too many.
 
-    python-calamine (0.9) takes memory for all cells up to the last row and column. If there is too little, it aborts
-    the process.
+    python-calamine (0.9) takes memory for all cells up to the last row and column, and aborts the process without it.
     """
     limit = unpacked_limit(path)
     with zipfile.ZipFile(content) as archive:

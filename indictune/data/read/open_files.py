@@ -99,13 +99,8 @@ _OF_SPLIT, _OF_SPLITS = "state.json", "dataset_dict.json"
 def files_named(named: str | Sequence[str], split: str) -> tuple[str, tuple[str, ...]]:
     """A short name for the files, as messages have it, and each file once.
 
-    Args:
-        named: names of files, patterns such as `data/*.csv`, and folders that `save_to_disk` wrote.
-        split: taken of a folder with several splits.
-
-    Raises:
-        UserError: a pattern matches no file, or a folder is no saved dataset. A missing file is reported when it is
-            read.
+    `named` are files, patterns such as `data/*.csv`, and folders that `save_to_disk` wrote, of which `split` is taken.
+    Raises `UserError` if no file has a pattern, or a folder is no saved dataset. Reading reports a missing file.
     """
     names = [named] if isinstance(named, str) else list(named)
     files = tuple(dict.fromkeys(file for name in names for file in _files(name, split)))
@@ -129,11 +124,10 @@ def _files(name: str, split: str) -> Sequence[str]:
         in_folder = saved_splits(name)
         if in_folder is None:
             raise UserError("folder-not-saved", value=name)
-        if (Path(name) / _OF_SPLIT).is_file():
-            return in_folder["train"]
-        if split not in in_folder:
+        wanted = "train" if (Path(name) / _OF_SPLIT).is_file() else split
+        if wanted not in in_folder:
             raise UserError("saved-split-missing", value=name, split=split, splits=", ".join(in_folder))
-        return in_folder[split]
+        return in_folder[wanted]
     if Path(name).exists() or not glob.has_magic(name):
         return [name]
     if found := sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file()):

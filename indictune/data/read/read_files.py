@@ -7,7 +7,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.cache import content_digest, with_column
-from indictune.data.columns import STANDARD, Wanted, existing_columns, joined_list, shortened, usual_columns
+from indictune.data.columns import Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS, SHEET_EXTENSIONS, delimited_rows, sheet_rows
 from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
@@ -26,6 +26,8 @@ from indictune.errors import Problems, UserError, problem
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
 _BEGINNING_BYTES = 1 << 16
+
+_Written = tuple[int, str, object]  # a value, with its line and as the file writes it
 
 
 class _DuplicateKeyError(ValueError):
@@ -50,19 +52,14 @@ DECODER = json.JSONDecoder(
 ERRORS = (ValueError, RecursionError)
 
 
-def is_list(beginning: str) -> bool:
-    """Whether a file that begins so holds a list, or an object with one as `data`."""
-    return _LIST.match(beginning) is not None
-
-
-def beginning_of(path: str) -> str:
+def _beginning_of(path: str) -> str:
     """The first 64 KiB of a file, unpacked, without a byte order mark."""
     with opened(path) as file:
         return file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
 
 
-def decoded_json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    """The value on each line of a jsonl file, with its line number; blank lines are skipped."""
+def _json_lines(path: str, bad: BadRows) -> Iterator[_Written]:
+    """The values of a jsonl file; blank lines are skipped."""
     for number, (line, byte) in enumerate(decoded_lines(path), 1):
         if byte:
             bad.add(number, "not-utf8", line, byte=byte)
@@ -74,18 +71,11 @@ def decoded_json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
                 code, details = _fault(error)
                 bad.add(number, code, line, **details)
             else:
-                if has_half_emoji(line, value):
-                    bad.add(number, "half-emoji", value)
-                else:
-                    yield number, value
+                yield number, line, value
 
 
-def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    """The elements of a JSON list, each with its first line. Memory holds the text of the file, not all elements.
-
-    Raises:
-        UserError: there is no list.
-    """
+def _json_elements(path: str, bad: BadRows) -> Iterator[_Written]:
+    """The elements of a JSON list; raises `UserError` without one. Memory holds the text, not all elements."""
     with opened(path) as file:
         content = file.read().removeprefix(codecs.BOM_UTF8)
     try:
@@ -102,10 +92,7 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         while text[begin : begin + 1] != "]":
             number, counted = number + text.count("\n", counted, begin), begin
             value, end = DECODER.raw_decode(text, begin)
-            if has_half_emoji(text[begin:end], value):
-                bad.add(number, "half-emoji", value)
-            else:
-                yield number, value
+            yield number, text[begin:end], value
             following = _NEXT.match(text, end)
             if following is None:
                 raise json.JSONDecodeError("Expecting ',' and an element, or ']'", text, end)
@@ -167,16 +154,17 @@ def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
     """Code and details of the problem of a value that cannot be decoded."""
     if isinstance(error, _DuplicateKeyError):
         return "key-duplicate", {"key": shortened(ascii(error.args[0]))}
-    if isinstance(error, json.JSONDecodeError):
-        return "invalid-json", {"reason": f"{error.msg} (column {error.colno})"}
-    return "invalid-json", {"reason": "nested too deeply"}
+    where = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    return "invalid-json", {"reason": where}
 
 
-def has_half_emoji(written: str, value: object) -> bool:
-    """Whether a value has half of a surrogate pair, which no text can hold: a tweet cut inside an emoji."""
-    if r"\ud" in written.lower():
-        return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
-    return False
+def _without_half_emoji(values: Iterable[_Written], bad: BadRows) -> Iterator[tuple[int, object]]:
+    """The values without half of a surrogate pair, which no text can hold: a tweet cut inside an emoji."""
+    for number, written, value in values:
+        if r"\ud" in written.lower() and re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)):
+            bad.add(number, "half-emoji", value)
+        else:
+            yield number, value
 
 
 def _text(value: object) -> str | None:
@@ -188,13 +176,10 @@ def _text(value: object) -> str | None:
 _COLUMN = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[\[{]')  # an object that begins with a list or an object
 
 
-def json_by_columns(path: str, bad: BadRows) -> Iterator[tuple[int, object]] | None:
-    """The number and the values of each row, from 1; None if the file does not hold columns of one length.
-
-    Memory holds the whole file.
-    """
-    beginning = beginning_of(path)
-    if _COLUMN.match(beginning) is None or is_list(beginning):
+def _json_by_columns(path: str) -> Iterator[_Written] | None:
+    """The rows, numbered from 1; None if the file does not hold columns of one length. Memory holds the whole file."""
+    beginning = _beginning_of(path)
+    if _COLUMN.match(beginning) is None or _LIST.match(beginning):
         return None
     with opened(path) as file:
         content = file.read().removeprefix(codecs.BOM_UTF8)
@@ -207,17 +192,15 @@ def json_by_columns(path: str, bad: BadRows) -> Iterator[tuple[int, object]] | N
     lengths = {len(column) for column in columns.values() if isinstance(column, dict | list)}
     if kinds not in ({dict}, {list}) or len(lengths) != 1:
         return None
-    return _rows(columns, r"\ud" in text.lower(), bad)
-
-
-def _rows(columns: dict[str, Any], may_be_cut: bool, bad: BadRows) -> Iterator[tuple[int, object]]:
     first = next(iter(columns.values()))
-    for number, key in enumerate(first if isinstance(first, dict) else range(len(first)), 1):
-        row = {name: column.get(key) if isinstance(column, dict) else column[key] for name, column in columns.items()}
-        if may_be_cut and has_half_emoji(r"\ud", row):
-            bad.add(number, "half-emoji", row)
-        else:
-            yield number, row
+    keys = first if isinstance(first, dict) else range(len(first))
+    rows = ({name: _cell(column, key) for name, column in columns.items()} for key in keys)
+    written = r"\ud" if r"\ud" in text.lower() else ""
+    return ((number, written, row) for number, row in enumerate(rows, 1))
+
+
+def _cell(column: Any, key: Any) -> object:
+    return column.get(key) if isinstance(column, dict) else column[key]
 
 
 RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)
@@ -228,6 +211,7 @@ CHUNK_ROWS = 20_000
 Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
 Record = tuple[int, dict[str, object]]
+ReadRecords = Callable[[str, BadRows], Iterator[Record]]
 
 
 def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
@@ -237,9 +221,7 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     object a line. json: the same, or a list of objects, an object with such a list as `data`, or the columns as pandas
     writes them. All of them in UTF-8, with or without a byte order mark; blank lines are skipped. Numbers and booleans
     arrive as the text they are written as. parquet and arrow: class ids become the names that the file declares.
-    xlsx and ods: the first sheet.
-
-    `bad` gets the rows that cannot be read.
+    xlsx and ods: the first sheet. `bad` gets the rows that cannot be read.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
@@ -249,7 +231,7 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, EXTENSIONS)
-    if extension in RECORD_EXTENSIONS and wanted.form != STANDARD:
+    if extension in RECORD_EXTENSIONS and wanted.given_layout():
         bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
     if extension in ARROW_EXTENSIONS:
         batches = arrow_batches(path, wanted, bad, CHUNK_ROWS)
@@ -258,25 +240,24 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     elif extension in SHEET_EXTENSIONS:
         batches = _batches(sheet_rows(path, wanted, bad), wanted)
     else:
-        values = json_by_columns(path, bad) if extension == ".json" else None
-        records = values or _json_values(path, extension, bad)
+        values = _json_by_columns(path) if extension == ".json" else None
+        records = _without_half_emoji(values or _json_values(path, extension, bad), bad)
         batches = _batches(_record_rows(path, records, wanted, bad), wanted)
     yield from _checked(path, batches, bad)
 
 
 def read_records(path: str, bad: BadRows) -> Iterator[Record]:
-    """Read a json, jsonl, parquet or arrow file whose values may be lists and objects, a row at a time.
+    """The rows of a json, jsonl, parquet or arrow file, with lists and objects, and their lines as of `read_batches`.
 
-    json and jsonl as in `read_batches`: a number is the text it is written as. `bad` gets the unreadable rows.
-
-    Yields:
-        The first line of a row, from 1 (in parquet and arrow files the number of the row), and the row.
-
-    Raises:
-        UserError: the file is missing, holds no rows or cannot be read as its extension says.
+    In json and jsonl a number is the text it is written as. `bad` gets the unreadable rows. Raises `UserError` if the
+    file is missing, holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, RECORD_EXTENSIONS)
-    records = arrow_records(path, CHUNK_ROWS) if extension in ARROW_EXTENSIONS else _json_values(path, extension, bad)
+    records: Iterator[tuple[int, object]]
+    if extension in ARROW_EXTENSIONS:
+        records = arrow_records(path, CHUNK_ROWS)
+    else:
+        records = _without_half_emoji(_json_values(path, extension, bad), bad)
     for line, record in _checked(path, records, bad):
         if isinstance(record, dict):
             yield line, record
@@ -297,11 +278,7 @@ def _checked(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
 
 
 def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
-    """The extension that says how to read a file: one of `extensions`, or any if there are none.
-
-    Raises:
-        UserError: there is no such file, or none that can be opened and read.
-    """
+    """The extension of a file, one of `extensions` if there are any; `UserError` if it cannot be opened and read."""
     file = Path(path)
     extension = kind_of_file(path)
     if extensions and extension not in extensions:
@@ -317,10 +294,11 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
     return extension
 
 
-def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    beginning = beginning_of(path) if extension == ".json" else "{"
-    has_lines = beginning.lstrip().startswith("{") and not is_list(beginning)  # as `datasets` and pandas write them
-    return decoded_json_lines(path, bad) if has_lines else json_elements(path, bad)
+def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[_Written]:
+    beginning = _beginning_of(path) if extension == ".json" else "{"
+    if beginning.lstrip().startswith("{") and not _LIST.match(beginning):  # lines, as `datasets` and pandas write them
+        return _json_lines(path, bad)
+    return _json_elements(path, bad)
 
 
 def _batches(rows: Iterator[Row], wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -340,10 +318,7 @@ class SplitFiles:
     thousands has a number or a list for a text, `datasets` writes all texts of the column as JSON, in quotes. It
     writes 1e5 as 100000, and silently drops one of two equal keys.
 
-    Attributes:
-        files: on this machine, at least one.
-        split: its name in a dataset.
-        class_names: column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
+    `class_names` is column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
     """
 
     files: tuple[str, ...]
@@ -362,10 +337,10 @@ class SplitFiles:
             return rows
         return with_class_names(rows, wanted.roles, self.class_names, self.split, bad, may_be_names=True)
 
-    def records(self, bad: BadRows) -> Iterator[Record]:
+    def records(self, bad: BadRows, read: ReadRecords = read_records) -> Iterator[Record]:
         """The rows of all files in the form of `read_records`."""
         for file, offset in numbered_files(self.files, bad):
-            for line, record in read_records(file, bad):
+            for line, record in read(file, bad):
                 yield offset + line, record
 
     def _batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:

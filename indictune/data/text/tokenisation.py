@@ -29,7 +29,7 @@ from indictune.data.cache import (
 )
 from indictune.data.columns import shortened
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets
-from indictune.data.load_rows import Splits
+from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ids = list[int]
+Encode = Callable[[list[str]], list[Ids]]
 Windows = Callable[[list[str]], list[list[Ids]]]  # texts -> the windows of each
 
 SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
@@ -47,54 +48,8 @@ _AT_ONCE = 1_000
 FLAG = "--long_text"
 
 
-def window_encoder(
-    tokenizer: PreTrainedTokenizerBase, whole: Callable[[list[str]], list[Ids]], max_length: int, long_text: LongText
-) -> Windows:
-    """Turns texts into windows of at most `max_length` tokens, special ones included. A short text has one.
-
-    `head_tail` gives every text one window: its first and its last tokens. In `window`, each window begins three
-    quarters after the previous one, and the last one ends with the text.
-
-    Args:
-        whole: token ids of texts, uncut.
-        long_text: `head_tail` or `window`.
-
-    Raises:
-        UserError: `long-text-impossible`.
-    """
-    before, after = special_ids(tokenizer)
-    room = max_length - len(before) - len(after)
-    if room < 1:
-        raise UserError("no-room-for-text", "--max_length", max_length, specials=len(before) + len(after))
-    cut = _both_ends if long_text == "head_tail" else _overlapping
-
-    def windows(texts: list[str]) -> list[list[Ids]]:
-        found = []
-        for ids in whole(texts):
-            content = ids[len(before) : len(ids) - len(after)]
-            parts = [content] if len(content) <= room else cut(content, room)
-            found.append([[*before, *part, *after] for part in parts])
-        return found
-
-    return windows
-
-
-def _both_ends(ids: Ids, room: int) -> list[Ids]:
-    head = (room + 1) // 2
-    return [ids[:head] + ids[len(ids) - (room - head) :]]
-
-
-def _overlapping(ids: Ids, room: int) -> list[Ids]:
-    last = len(ids) - room
-    return [ids[start : start + room] for start in (*range(0, last, room - room // SHARE_OF_OVERLAP), last)]
-
-
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
-    """The tokens that the tokenizer adds before and after a text.
-
-    Raises:
-        UserError: `long-text-impossible`: it puts some inside the text.
-    """
+    """The tokens that the tokenizer adds before and after a text; raises `UserError` if it puts some inside."""
     text = "a b"
     bare = cast(Ids, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     full = cast(Ids, tokenizer(text, verbose=False)["input_ids"])
@@ -107,26 +62,16 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
 def usual_length(texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
     """The 99th percentile of the texts' tokens, special ones included, within the model's positions.
 
-    Of many texts, up to 20,000 are measured, evenly spaced.
-
-    Args:
-        positions: of the model; None for no limit.
+    Of many texts, up to 20,000 are measured, evenly spaced. `positions` is None for no limit.
     """
     step = -(-len(texts) // _MEASURED_TEXTS)
     measured = texts.take(pa.array(range(0, len(texts), step)))
-    lengths = [length for some in _pieces(measured) for length in _lengths(some, tokenizer)]
+    lengths: list[int] = []
+    for start in range(0, len(measured), _AT_ONCE):
+        some = measured.slice(start, _AT_ONCE).to_pylist()
+        lengths += map(len, tokenizer(some, return_attention_mask=False, verbose=False)["input_ids"])
     usual = max(3, int(np.percentile(lengths, USUAL_PERCENTILE, method="higher")))
     return usual if positions is None else min(usual, positions)
-
-
-def _pieces(texts: pa.ChunkedArray) -> Iterator[list[str]]:
-    for start in range(0, len(texts), _AT_ONCE):
-        yield texts.slice(start, _AT_ONCE).to_pylist()
-
-
-def _lengths(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    encoded = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
-    return [len(ids) for ids in cast(list[Ids], encoded)]
 
 
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
@@ -136,7 +81,6 @@ _FATES = {
     "head_tail": "longer ones lose their middles",
     "window": "longer ones are read in windows",
 }
-Encode = Callable[[list[str]], list[Ids]]
 
 
 def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
@@ -147,7 +91,7 @@ def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool 
 
 
 def tokenise_splits(
-    splits: Splits,
+    splits: Splits[StoredRows],
     tokenizer: PreTrainedTokenizerBase,
     labels: Sequence[str],
     max_length: int,
@@ -156,11 +100,7 @@ def tokenise_splits(
 ) -> dict[str, Dataset]:
     """Tokenise rows, or take them from the cache. A warning says how many may be cut.
 
-    Args:
-        splits: each label of their rows is one of `labels`.
-        labels: names, in the order of the class ids.
-        max_length: texts are cut to this many tokens, special ones included.
-        problem_type: says which targets the labels become, as in the model's configuration.
+    `labels` are the names in the order of the class ids. Texts are cut to `max_length` tokens, special ones included.
 
     Returns:
         By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
@@ -169,7 +109,6 @@ def tokenise_splits(
     Raises:
         UserError: the tokenizer makes no token of a text.
     """
-
     given = splits.rows
 
     def make(folder: Path) -> None:
@@ -270,18 +209,34 @@ def tokenised(
 def windows_of(
     tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str], long_text: LongText = "truncate"
 ) -> Windows:
-    """How texts become windows of at most `max_length` tokens. All have one, but for long texts in `window`.
+    """How texts become windows of at most `max_length` tokens, special ones included.
 
-    Args:
-        max_length: of a window, special tokens included.
-
-    Raises:
-        UserError: the tokenizer is not known to allow it.
+    All have one, but for long texts in `window`: each window begins three quarters after the previous one, and the
+    last one ends with the text. `head_tail` keeps the first and the last tokens of a text. Raises `UserError` if
+    `max_length` has no room, or as `special_ids`.
     """
-    if long_text != "truncate":
-        return window_encoder(tokenizer, encoder(tokenizer, None, sample), max_length, long_text)
-    encode = encoder(tokenizer, max_length, sample)
-    return lambda texts: [[ids] for ids in encode(texts)]
+    encode = encoder(tokenizer, max_length if long_text == "truncate" else None, sample)
+    if long_text == "truncate":
+        return lambda texts: [[ids] for ids in encode(texts)]
+    before, after = special_ids(tokenizer)
+    room = max_length - len(before) - len(after)
+    if room < 1:
+        raise UserError("no-room-for-text", "--max_length", max_length, specials=len(before) + len(after))
+    head, step = (room + 1) // 2, room - room // SHARE_OF_OVERLAP
+
+    def windows(texts: list[str]) -> list[list[Ids]]:
+        found = []
+        for ids in encode(texts):
+            content = ids[len(before) : len(ids) - len(after)]
+            last, parts = len(content) - room, [content]
+            if last > 0 and long_text == "head_tail":
+                parts = [content[:head] + content[last + head :]]
+            elif last > 0:
+                parts = [content[start : start + room] for start in (*range(0, last, step), last)]
+            found.append([[*before, *part, *after] for part in parts])
+        return found
+
+    return windows
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: list[str]) -> Encode:
@@ -291,11 +246,11 @@ def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: 
     transformers 5.23), which the sample shows.
     """
 
-    def by_call(texts: list[str]) -> list[list[int]]:
+    def by_call(texts: list[str]) -> list[Ids]:
         encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, verbose=False)
-        return cast(list[list[int]], encoded["input_ids"])
+        return cast(list[Ids], encoded["input_ids"])
 
-    def by_backend(texts: list[str]) -> list[list[int]]:
+    def by_backend(texts: list[str]) -> list[Ids]:
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
     expected = by_call(sample)  # which sets the backend's truncation

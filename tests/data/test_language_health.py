@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.health.findings import Finding
-from indictune.data.health.tokenizer_health import LanguageHealth, language_health, language_table
+from indictune.data.health.row_health import LanguageHealth, language_health, language_table
 from indictune.models.load import load_tokenizer
 from tests.data.test_chat_tokens import byte_level_tokenizer
 from tests.data.test_unknown_tokens import tokenizer_of
