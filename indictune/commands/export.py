@@ -77,21 +77,28 @@ def run_export(flags: Mapping[str, list[str]]) -> int:
 
 def export_model(args: ExportFlags) -> str:
     """Write the model to `args.output_dir`. Returns a line for the user."""
-    is_onnx = args.format == "onnx"
-    check_installed, write = (check_onnx_packages, write_onnx) if is_onnx else (check_converter, write_gguf)
     name = f"{args.format}-int8" if args.int8 else args.format
     output_dir = Path(args.output_dir or Path(args.model) / name)
     problems = Problems()
-    problems.attempt(check_installed)
+    problems.attempt(_check_installed, args.format)
     problems.attempt(_check_model, args)
     problems.attempt(check_output_folder, output_dir, _FLAG)
     problems.raise_any()
     size_bytes = 2 * sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
     with whole_folder(output_dir, _FLAG, size_bytes) as folder, _plain_model(args, folder.parent) as model:
         folder.mkdir()
+        write = write_onnx if args.format == "onnx" else write_gguf
         remark = write(args, model, folder)
     write_card(output_dir, run=Path(args.model))
     return f"{output_dir}: {remark}"
+
+
+def _check_installed(format: str) -> None:
+    """Refuse a machine without what writes the format."""
+    if format == "onnx":
+        check_extra("export --format onnx", "export", *PACKAGES)
+    elif _converter() is None:
+        raise UserError("export-needs-converter", "--format", format, converter=CONVERTER)
 
 
 def _check_model(args: ExportFlags) -> None:
@@ -123,12 +130,6 @@ CONVERTER = "convert-hf-to-gguf"
 FILE = "model.gguf"
 
 
-def check_converter() -> None:
-    """Refuse a machine without the converter, by `export-needs-converter`."""
-    if _converter() is None:
-        raise UserError("export-needs-converter", "--format", "gguf", converter=CONVERTER)
-
-
 def _converter() -> str | None:
     """The command of the package convert-hf-to-gguf: of this environment, or of another one."""
     return shutil.which(CONVERTER, path=str(Path(sys.executable).parent)) or shutil.which(CONVERTER)
@@ -154,11 +155,6 @@ _BATCH_ROWS = 16
 _ROUNDING = 1e-3  # the order of the sums differs in float32, and with it the last digits of a logit
 _LARGEST_FILE_BYTES = 1_800_000_000  # protobuf holds 2 GB; larger weights stand in model.onnx.data
 _HEADS = ("ForSequenceClassification", "ForTokenClassification")
-
-
-def check_onnx_packages() -> None:
-    """Refuse an environment without the packages, by `extra-missing`."""
-    check_extra("export --format onnx", "export", *PACKAGES)
 
 
 def write_onnx(args: ExportFlags, source: Path, folder: Path) -> str:

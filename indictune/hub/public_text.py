@@ -52,9 +52,7 @@ def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verb
 def without_folders(text: str, paths: Iterable[str] = ()) -> str:
     """A text whose paths have no folder: `/home/me/tweets.csv` becomes `tweets.csv`.
 
-    Args:
-        text: for the user.
-        paths: files and folders of this machine that it may name, as the user gave them.
+    `paths` are files and folders of this machine that it may name, as the user gave them.
     """
     folders = {folder for path in paths for each in (path, os.path.abspath(path)) if (folder := os.path.dirname(each))}
     for folder in sorted(folders - {"/"}, key=len, reverse=True):

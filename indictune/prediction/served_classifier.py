@@ -141,8 +141,12 @@ class Classifier:
         model: Model = load_trained(args.model_name_or_path, args.trust_remote_code, args.trust_checkpoint)
         check_vocabulary(args, model, tokenizer, flag="--model")
         self._padded = pads("auto", args, config)
-        self._collate = _collator(config, tokenizer, self._padded)
-        if not self._padded:
+        self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)
+        if self._padded:
+            # Models read a row's first token, or look for the last token that is no padding.
+            side = tokenizer.padding_side if config.model_type == "xlnet" else "right"
+            self._collate = PadToLongest(tokenizer.pad_token_id, side)
+        else:
             classify_unpadded(model, trains=False)
         if not is_quantised:  # else bitsandbytes has put it there
             model.to(self._device)  # type: ignore[arg-type]
@@ -205,14 +209,6 @@ def cut_by_tokens(lengths: np.ndarray, max_tokens: int, padded: bool) -> Iterato
         rows = max(1, int(np.searchsorted(tokens, max_tokens, side="right")))
         yield order[start : start + rows]
         start += rows
-
-
-def _collator(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool) -> JoinRows | PadToLongest:
-    if not padded:
-        return JoinRows(uncounted_token(config), labels_of_tokens=False)
-    # Models read a row's first token, or look for the last token that is no padding.
-    side = tokenizer.padding_side if config.model_type == "xlnet" else "right"
-    return PadToLongest(tokenizer.pad_token_id, side)
 
 
 def _device() -> torch.device:

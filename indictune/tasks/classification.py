@@ -34,6 +34,7 @@ from indictune.evaluation.scorers import best_threshold, numbers, one_label, sev
 from indictune.evaluation.uncertainty import calibration_of, fit_temperature
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.load import Model, load_tokenizer, positions_of
+from indictune.models.serving_model import serve_as_trained
 from indictune.models.task_models import (
     TEMPERATURE,
     check_shapes,
@@ -102,8 +103,6 @@ class TextObjective(Objective):
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
-            from indictune.models.serving_model import serve_as_trained
-
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
 
