@@ -97,8 +97,8 @@ def train(
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
     asked = with_defaults(asked)
-    launch = {"strategy": strategy or asked.launch.strategy}
-    launch |= {"num_processes": num_processes or asked.launch.num_processes}
+    launch: dict[str, Any] = {"strategy": strategy or asked.launch.strategy}
+    launch["num_processes"] = num_processes or asked.launch.num_processes
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 

@@ -181,11 +181,7 @@ class StopRequest:
 
 
 def unblock_stop_signals() -> None:
-    """Unblock the signals that `before_imports` held back, once a handler is set.
-
-    Raises:
-        Stopped: one came meanwhile.
-    """
+    """Unblock the signals that `before_imports` held back, once a handler is set; `Stopped` if one came meanwhile."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 

@@ -166,7 +166,7 @@ def means_of_log(trainer: SFTTrainer) -> dict[str, list[float]]:
 
 def trained_tokens(trainer: SFTTrainer) -> int:
     """Tokens of all steps so far, which TRL (1.16) logs as `num_tokens`."""
-    return cast(int, trainer._total_train_tokens)
+    return trainer._total_train_tokens
 
 
 def set_trained_tokens(trainer: SFTTrainer, tokens: int) -> None:

@@ -195,11 +195,7 @@ class Checkpoints:
         return self.unfinished is not None and not self.unfinished.settled.done()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written is on the disk, and commit it.
-
-        Raises:
-            SaveError: it cannot be written.
-        """
+        """Wait until the checkpoint that is being written is on the disk, and commit it; or raise a `SaveError`."""
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is None:
             return

@@ -161,7 +161,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     if process_group.most_restarts(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
-    if _is_finished(run):
+    resumes = recipe.values.get("resume_from_checkpoint") == AUTO and not recipe.problems
+    if resumes and run.ranks.all_here and is_finished(run.output_dir):  # several nodes decide together, in `start`
         end = _end_of_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
@@ -190,12 +191,6 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
             world.release_idle()
         torch.distributed.destroy_process_group()
     return run_folder.EXIT_CODES[end.state]
-
-
-def _is_finished(run: SupervisedRun) -> bool:
-    """Whether there is nothing to resume. Several nodes decide together (`start`)."""
-    auto = run.recipe.values.get("resume_from_checkpoint") == AUTO and not run.recipe.problems
-    return auto and run.ranks.all_here and is_finished(run.output_dir)
 
 
 def _was_stopped_before(run: SupervisedRun) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import socket
@@ -19,8 +18,15 @@ from tqdm import tqdm
 
 from indictune.config.command_line import STATUS_FILE
 from indictune.console_text import in_one_line, printable, without_tokens
-from indictune.errors import Problem, UserError
-from indictune.files import METRICS, check_outside_checkpoints, lock_file, lock_if_possible, write_json
+from indictune.errors import Problem, UserError, problems_of
+from indictune.files import (
+    METRICS,
+    check_outside_checkpoints,
+    json_or_nothing,
+    lock_file,
+    lock_if_possible,
+    write_json,
+)
 from indictune.run import EXIT_RESUMABLE
 
 logger = logging.getLogger(__name__)
@@ -62,10 +68,9 @@ def write_status(output_dir: Path | None, state: State, message: str, problems: 
 def status_since(output_dir: Path, since: float) -> dict[str, str]:
     """`status.json`, if it was written after `since`, in seconds since 1970; else an empty dict."""
     status = output_dir / STATUS
-    try:
-        return dict(json.loads(status.read_text(encoding="utf-8"))) if status.stat().st_mtime >= since else {}
-    except (OSError, ValueError):
-        return {}
+    with suppress(OSError):
+        return json_or_nothing(status) if status.stat().st_mtime >= since else {}
+    return {}
 
 
 def check_folder(output_dir: Path) -> None:
@@ -82,11 +87,7 @@ def check_folder(output_dir: Path) -> None:
 
 def holds_files(output_dir: Path) -> bool:
     """Whether a new run would overwrite something there."""
-    try:
-        check_free(output_dir, None)
-    except UserError:
-        return True
-    return False
+    return bool(problems_of(check_free, output_dir, None))
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:

@@ -20,7 +20,7 @@ from transformers.trainer_utils import SaveStrategy
 from indictune.checkpoint.model_state import ModelState
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
-from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
+from indictune.checkpoint.train_state import RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
@@ -32,7 +32,7 @@ from indictune.models.unpadded import classify_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS, Stopped
 from indictune.tasks.protocol import Batch, Objective
 from indictune.training.bad_steps import BadSteps, NonFinite
-from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
+from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 from indictune.upstream import unlogged_loss_of
 
@@ -75,8 +75,6 @@ class ExactTrainer(TaskTrainer):
         self.parallelism.set_up(self)
         devices.undo_tf32_of_accelerate(args)
         self.add_callback(KeepRecords(self))
-        if self.parallelism.pipeline is not None:
-            self.add_callback(PipelineBubble(self.parallelism.pipeline))
         if train_dataset is not None:
             self.batches = TrainingBatches(
                 lengths=lengths_of(train_dataset),
@@ -189,8 +187,8 @@ class ExactTrainer(TaskTrainer):
         self.check_weights()
         self.store_flos()
         loss, since_step = unlogged_loss_of(self)
-        task, throughput = self.unlogged(), self.throughput.counted()
-        self.checkpoints.save(Counters(loss, since_step, task, self.bad_steps.count, throughput))
+        logged = {"task": self.unlogged(), "left_out": self.bad_steps.count, "throughput": self.throughput.counted()}
+        self.checkpoints.save({"loss": loss, "since_step": since_step, **logged})
         # At the end of an epoch an evaluation or a save may be due: the run stops after it.
         if self.stop_request.agreed and not self.stop_request.epoch_ends:
             raise self._stopped()

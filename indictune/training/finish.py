@@ -1,4 +1,4 @@
-"""Save the trained model, evaluate it and write `metrics.json`."""
+"""Finish a run: its trained model is saved, scored row by row and compared with a baseline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import os
 import resource
 import shutil
 import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
+from hashlib import blake2b
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
@@ -22,25 +30,31 @@ from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.config.recipe import configuration_of
 from indictune.console_text import without_tokens
 from indictune.data.cache import write_through
+from indictune.data.languages import scripts_of
 from indictune.distributed import collectives, devices, sharding
-from indictune.evaluation.breakdown import SPLITS
+from indictune.evaluation.breakdown import EVALUATION, MISTAKES, SPLITS, Breakdown, Mistakes, as_json
+from indictune.evaluation.comparison import compare, verdict
 from indictune.evaluation.score_names import in_sentences
-from indictune.files import TEST_FILE, write_json
+from indictune.evaluation.uncertainty import RESAMPLES
+from indictune.files import BASELINE, PREDICTIONS, TEST_FILE, LineFile, json_line, write_json
 from indictune.hub import publish
 from indictune.hub.card import write_card
+from indictune.hub.public_text import without_folders
 from indictune.models.atomic_folder import match_config_mode
 from indictune.report.report_page import write_report
-from indictune.run import Run, Stopped
-from indictune.tasks.protocol import Origins, TestTokens, Tokens
+from indictune.run import OWN_PROGRESS, Run, Stopped
+from indictune.tasks.protocol import Objective, Origins, TestTokens, Tokens
 from indictune.training.evaluation import prepared_model, write_samples
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.scored_rows import Findings, add_baseline, data_facts
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
 
 _BLOCKS = {split: block for block, split in SPLITS.items()}
+_ROWS_AT_ONCE = 10_000
+MAX_CHARACTERS = 2_000_000  # some 10 seconds on one CPU core
+MIN_ROWS = 100  # fewer training rows say nothing of a model
 
 
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
@@ -116,7 +130,7 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     with findings.writing():
         for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
             if dataset is not None:
-                metrics[_BLOCKS[split]] = evaluate_split(trainer, findings, dataset, split, tokens.origins.get(split))
+                metrics[_BLOCKS[split]] = findings.evaluate(trainer, dataset, split, tokens.origins.get(split))
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
@@ -148,39 +162,13 @@ def report_run(run: Run, texts: bool) -> None:
         run.show(f"Open {path} in a browser: curves, scores, mistakes.")
 
 
-def evaluate_split(
-    trainer: ExactTrainer, findings: Findings, dataset: Dataset, split: str, origins: Origins | None
-) -> dict[str, Any]:
-    """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
-
-    All ranks must call it. `findings` get the predictions and scores.
-    """
-    objective, run, name = trainer.objective, findings.run, _BLOCKS[split]
-    objective.keeps_scores = True
-    trainer.evaluate(dataset, metric_key_prefix=name)
-    block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
-    objective.keeps_scores = False
-    if not math.isfinite(block["loss"]):
-        run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
-    run.show(f"\n{split} rows\n{objective.tables(block)}")
-    assert results is not None
-    written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
-    findings.add(objective, name, dataset, results, origins, written)
-    if written is not None:
-        block |= {score: estimate.value for score, estimate in written.overall.scores.items()}
-    if name in findings.breakdowns:
-        run.show(f"\n{in_sentences(findings.breakdowns[name])}")
-    return block
-
-
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
     """Write `metrics.json`, which marks a finished run, on every disk."""
     if trainer.args.should_save:
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
-    if run.rank == 0:
-        run.show(f"\nWritten to {run.output_dir}")
+    run.show(f"\nWritten to {run.output_dir}")
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
@@ -190,7 +178,7 @@ def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: 
         prepared_model(trainer)
         write_samples(trainer, run, test.samples)
     with findings.writing():
-        tested = evaluate_split(trainer, findings, test.rows, "test", test.origins)
+        tested = findings.evaluate(trainer, test.rows, "test", test.origins)
     path = os.path.abspath(test_file)
     if trainer.args.should_save:
         write_json(run.output_dir / TEST_FILE, {"test_file": path})
@@ -211,3 +199,168 @@ def peak_memory_bytes(trainer: ExactTrainer) -> int:
     else:
         mine = torch.accelerator.max_memory_allocated(device)
     return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())
+
+
+class Findings:
+    """The files of a run's or a command's evaluations, which rank 0 writes.
+
+    Attributes:
+        breakdowns: of the evaluations so far, by split.
+        results: of the latest evaluation.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.breakdowns: dict[str, Breakdown] = {}
+        self.results: Sequence[np.ndarray] = ()
+        self._lines: LineFile | None = None
+        self._mistakes = Mistakes()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Collect the evaluations of the block, and put the files into place at its end."""
+        if self.run.rank != 0:
+            yield
+            return
+        with LineFile(self.run.output_dir / PREDICTIONS) as self._lines:
+            yield
+        write_json(self.run.output_dir / EVALUATION, as_json(self.breakdowns))
+        write_json(self.run.output_dir / MISTAKES, self._mistakes.by_split())
+
+    def evaluate(self, trainer: ExactTrainer, dataset: Dataset, split: str, origins: Origins | None) -> dict[str, Any]:
+        """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
+
+        All ranks must call it. Rank 0 keeps predictions and scores.
+        """
+        objective, run, name = trainer.objective, self.run, _BLOCKS[split]
+        objective.keeps_scores = True
+        trainer.evaluate(dataset, metric_key_prefix=name)
+        block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
+        objective.keeps_scores = False
+        if not math.isfinite(block["loss"]):
+            note = f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."
+            run.warn([note])
+        run.show(f"\n{split} rows\n{objective.tables(block)}")
+        assert results is not None
+        written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
+        if written is not None:
+            block |= {score: estimate.value for score, estimate in written.overall.scores.items()}
+        if self._lines is not None:
+            self.results = results
+            scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
+            found = replace(objective.breakdown(dataset, results, scripts, RESAMPLES), written=written)
+            for row, text in _rows(objective, name, dataset, results, origins, scripts):
+                self._lines.append(json_line(row))
+                self._mistakes.add(row, text)
+            self.breakdowns[name] = found
+            run.show(f"\n{in_sentences(found)}")
+        return block
+
+
+def _rows(
+    objective: Objective,
+    split: str,
+    dataset: Dataset,
+    results: Sequence[np.ndarray],
+    origins: Origins | None,
+    scripts: Sequence[str] | None,
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each row of `predictions.jsonl`, and its text, which is empty if the task does not know it.
+
+    A row has `split`, `number`, `row`, `id`, `language`, `script`, `length`, and what the task gives.
+    """
+    texts = iter(() if origins is None else origins.texts)
+    for start in range(0, len(dataset), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(dataset))
+        some = dataset.select(range(start, stop))
+        languages, lengths = some["language"][:], some["length"][:]
+        for at, predicted in enumerate(objective.predictions(some, [each[start:stop] for each in results])):
+            about: dict[str, Any] = {"split": split, "number": start + at}
+            text = next(texts, "")
+            if origins is not None and scripts is not None:
+                about |= {"row": origins.location(start + at), "id": digest(text), "script": scripts[start + at]}
+            yield about | {"language": languages[at], "length": lengths[at]} | predicted, text
+
+
+def digest(text: str) -> str:
+    """The id of a text, 16 hexadecimal digits, equal in all runs."""
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metrics.json` says of the training rows: their number, languages and labels, and the notes on all rows.
+
+    It names no folder. `config` has the label names of a classifier, and `given` the files that the user named.
+    """
+    train = tokens.train
+    values = [value for name, value in given.items() if name.endswith(("_file", "_files", "dataset_name"))]
+    paths = [str(each) for value in values for each in (value if isinstance(value, list) else [value])]
+    # A packed row of chats holds several. A long text in several windows is one.
+    count = sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)
+    counts: dict[str, Any] = {"rows": count}
+    if "language" in train.column_names:
+        counts["languages"] = dict(sorted(Counter(train["language"][:]).items()))
+    if str(getattr(train.features.get("labels"), "dtype", "")).startswith("int"):  # one label a row
+        numbered = Counter(train["labels"][:])
+        counts["labels"] = {config.id2label[number]: numbered[number] for number in sorted(numbered)}
+    return counts | {"notes": [without_folders(note, paths) for note in tokens.notes]}
+
+
+def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:
+    """Train the baseline, write `baseline.json`, and show it next to the model; one process calls it.
+
+    `dataset` has the rows of the scored split, `validation` or `test`, with one label each, and `predicted` the class
+    ids by the model, int [rows].
+    """
+    if len(tokens.train) < MIN_ROWS:
+        return
+    OWN_PROGRESS.passed("training the baseline")
+    began = time.monotonic()
+    train, scored = tokens.origins["train"], tokens.origins[split]
+    learned, labelled = chosen_rows(train.texts), chosen_rows(scored.texts)
+    by_ngrams = predicted_by_ngrams(
+        compress(train.texts, learned), _labels(tokens.train)[learned], compress(scored.texts, labelled)
+    )
+    languages = list(compress(dataset["language"][:], labelled))
+    found = compare(_labels(dataset)[labelled], by_ngrams, predicted[labelled], languages)
+    seconds = time.monotonic() - began
+    rows = {"train_rows": int(learned.sum()), "of_train_rows": len(learned)}
+    rows |= {"rows": int(labelled.sum()), "of_rows": len(labelled)}
+    content = {"model": "character n-grams 2 to 5, TF-IDF, logistic regression", "split": split, "seconds": seconds}
+    write_json(run.output_dir / BASELINE, content | rows | asdict(found))
+    scores = f"macro_f1 {found.overall.first:.4f}, the model's {found.overall.second:.4f}"
+    first = f"baseline, {content['model']} ({seconds:.1f} s): {scores}"
+    less = [
+        f"{what} {chosen.sum():,} of {len(chosen):,} {name} rows."
+        for what, name, chosen in (("It learned", "training", learned), ("Both labelled", split, labelled))
+        if not chosen.all()
+    ]
+    sentence = verdict(found, ("the baseline", "the model")).partition("\n")[0]
+    run.show("\n".join([f"\n{first}", *less, sentence[0].upper() + sentence[1:]]))
+
+
+def chosen_rows(texts: Iterable[str]) -> np.ndarray:
+    """As many random rows as have two million characters together, the same each time; bool [rows]."""
+    lengths = np.fromiter(map(len, texts), np.int64)
+    order = np.random.default_rng(0).permutation(len(lengths))
+    chosen = np.zeros(len(lengths), np.bool_)
+    chosen[order[: 1 + np.searchsorted(lengths[order].cumsum(), MAX_CHARACTERS)]] = True
+    return chosen
+
+
+def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterable[str]) -> np.ndarray:
+    """What a logistic regression on TF-IDF of character n-grams, 2 to 5 within words, predicts.
+
+    It learns from texts and labels, int [texts], and gives class ids, int [others].
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+    from sklearn.linear_model import LogisticRegression
+
+    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
+    features = ngrams.fit_transform(texts)
+    model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
+    return cast(np.ndarray, model.predict(ngrams.transform(others)))
+
+
+def _labels(dataset: Dataset) -> np.ndarray:
+    return cast(np.ndarray, dataset.data["labels"].to_numpy())

@@ -131,10 +131,7 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
 
 
 def meet_nodes(plan: AnyPlan) -> list[Problem]:
-    """Wait for the ranks of other nodes, if there are any; what a node has other than the first, before a row is read.
-
-    All ranks must call it.
-    """
+    """What another node has other than the first, before a row is read. All ranks must call it, and meet here."""
     if is_one_node(plan.environ):
         return []
     from indictune.distributed import agreement
@@ -350,11 +347,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
 
 
 def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
-
-    Raises:
-        UserError: the checkpoint, or another rank, has other rows.
-    """
+    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it."""
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
         from indictune.training.rank_consistency import check_ranks_agree

@@ -13,14 +13,14 @@ from indictune.config.recipe import Recipe
 from indictune.errors import Problems
 from indictune.run import Run
 from indictune.tasks.protocol import Origins, Tokens
-from indictune.training import scored_rows
-from indictune.training.scored_rows import add_baseline, chosen_rows, predicted_by_ngrams
+from indictune.training import finish
+from indictune.training.finish import add_baseline, chosen_rows, predicted_by_ngrams
 
 GOOD, BAD = ["बहुत अच्छी फिल्म", "romba nalla padam", "great film"], ["बेकार फिल्म", "mosam padam", "bad film"]
 
 
 def test_rows_are_taken_until_the_characters_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored_rows, "MAX_CHARACTERS", 1_000)
+    monkeypatch.setattr(finish, "MAX_CHARACTERS", 1_000)
     chosen = chosen_rows(["x" * 30] * 500)
     assert chosen.sum() == 34  # the first to pass 1,000 is the last
     assert (chosen == chosen_rows(["x" * 30] * 500)).all()

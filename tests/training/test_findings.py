@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import BertConfig
 
 from indictune.tasks.protocol import Tokens
-from indictune.training.scored_rows import data_facts
+from indictune.training.finish import data_facts
 
 
 @pytest.mark.parametrize(
