@@ -56,10 +56,7 @@ State = dict[str, Any]
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Load a checkpoint's weights, whole or in shards, into an unwrapped model. All ranks must call it.
 
-    Of an adapted model, only the adapter is loaded.
-
-    Raises:
-        RuntimeError: the checkpoint lacks a weight, or has it in another shape.
+    Of an adapted model, only the adapter is loaded. A weight that is missing or has another shape is a `RuntimeError`.
     """
     weights = own_weights(model)
     if (checkpoint / WEIGHT_SHARDS).is_dir():

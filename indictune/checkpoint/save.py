@@ -138,10 +138,7 @@ class Checkpoints:
         """Write a checkpoint and commit it. It may be committed later: under `--async_save`, or if it is a snapshot.
 
         Every rank writes its part below a hidden folder. Then all ranks hash and sync a share of the files, and the
-        first rank of each disk writes the manifest and renames the folder.
-
-        Raises:
-            SaveError: it cannot be written.
+        first rank of each disk writes the manifest and renames the folder. A `SaveError` says why that failed.
         """
         if not self.is_snapshot:
             self.finish()

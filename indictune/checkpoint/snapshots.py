@@ -55,9 +55,6 @@ class Snapshots:
         folder: in the memory of this node.
         first: the lowest rank that shares this memory.
         firsts: those of all memories.
-
-    Raises:
-        UserError: another user has the folder.
     """
 
     def __init__(self, args: IndicTrainingArguments) -> None:

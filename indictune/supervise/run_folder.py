@@ -105,11 +105,9 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 
 
 def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
-    """Lock a run's folder for this process, and write into the lock whose it is: `process_group.launch_name`.
+    """Lock a run's folder for this process, and write into the lock whose it is, by its `process_group.launch_name`.
 
-    Raises:
-        UserError: another process has it.
-        OSError: the folder cannot be written to.
+    A `UserError` names another process that has it.
     """
     path = output_dir / RUN_LOCK
     try:
@@ -126,13 +124,10 @@ def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[obj
 
 
 def wait_for_other_launch(output_dir: Path, launch: str, rank: int) -> None:
-    """Wait while a process of another launch has a run's folder.
+    """Wait while a process of another launch has a run's folder; a `UserError` if it keeps it.
 
     Rank 0 waits only for another machine, which may be dead. The other ranks wait until rank 0 is refused and their
     launcher ends them.
-
-    Raises:
-        UserError: another launch still has it.
     """
     deadline, is_told = time.monotonic() + PATIENCE_S, rank != 0
     while (other := of_another_launch(output_dir, launch)) is not None:

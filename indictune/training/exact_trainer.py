@@ -132,9 +132,6 @@ class ExactTrainer(TaskTrainer):
 
         The nested metrics stay in `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones. Where a stop
         interrupts an evaluation in training, the step is saved, and a resumed run evaluates it.
-
-        Raises:
-            Stopped: a rank was asked to stop.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:

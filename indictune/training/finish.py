@@ -278,13 +278,9 @@ def _rows(
             about: dict[str, Any] = {"split": split, "number": start + at}
             text = next(texts, "")
             if origins is not None and scripts is not None:
-                about |= {"row": origins.location(start + at), "id": digest(text), "script": scripts[start + at]}
+                digest = blake2b(text.encode(), digest_size=8).hexdigest()  # equal in all runs
+                about |= {"row": origins.location(start + at), "id": digest, "script": scripts[start + at]}
             yield about | {"language": languages[at], "length": lengths[at]} | predicted, text
-
-
-def digest(text: str) -> str:
-    """The id of a text, 16 hexadecimal digits, equal in all runs."""
-    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
