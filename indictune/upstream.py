@@ -34,10 +34,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def commit_of(config: PreTrainedConfig) -> str | None:
-    """The commit on the Hub that a configuration was read from, which `to_dict` leaves out (transformers 5.23).
-
-    None for a local folder.
-    """
+    """The commit on the Hub that a configuration came from, or None; `to_dict` leaves it out (transformers 5.23)."""
     return cast("str | None", vars(config).get("_commit_hash"))
 
 

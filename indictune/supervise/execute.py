@@ -79,9 +79,7 @@ class SupervisedRun(Run):
     def open(self, replaceable: Collection[str]) -> None:
         """Lock the folder and start this rank's log, unless the recipe is refused already; `replaceable` as `execute`.
 
-        Raises:
-            UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
-                what it does not say is not missing.
+        A recipe file that cannot be read is refused at once: what it does not say is not missing.
         """
         if not self.recipe.is_read:
             self.recipe.problems.raise_any()

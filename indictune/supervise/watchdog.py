@@ -69,7 +69,6 @@ class Ranks:
 
     Args:
         logs: the run's folder of logs, which all ranks of a node share.
-        attempt: as of `Heartbeat`.
         all_here: whether all ranks run on this node.
     """
 

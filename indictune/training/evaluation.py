@@ -46,8 +46,7 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     """
     if samples is None:
         return
-    tokenizer = trainer.processing_class
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     trainer.asked_before = None  # was of the training, where a stop would lose a step
     answers = answers_to(trainer, samples)
     if samples.rows is not None:
@@ -69,14 +68,13 @@ def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RES
     from indictune.evaluation.breakdown import break_down
     from indictune.evaluation.scorers import written_answers
 
-    references = [messages[-1]["content"] for messages in samples.chats]
-    return break_down("written_answers", samples.facts(), written_answers(answers, references), draws=draws)
+    scores = written_answers(answers, [messages[-1]["content"] for messages in samples.chats])
+    return break_down("written_answers", samples.facts(), scores, draws=draws)
 
 
 def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
     """What the model answers, in the order of the conversations. All ranks must call it."""
-    tokenizer = trainer.processing_class
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     ends, answers = answer_ends(tokenizer, samples.template), []
     for messages in samples.chats:
         prompt = prompt_ids(messages, tokenizer, samples.template)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -105,8 +105,7 @@ class ExactTrainer(TaskTrainer):
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
         on_device = map(self.on_device, OWN_PROGRESS.passing("reading rows", epoch_iterator))
-        samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
-        return samples
+        return cast("tuple[list[Batch], Any]", super().get_batch_samples(on_device, num_batches, device))
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
@@ -204,8 +203,7 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
-        digests = self.data_digest, self.validation_digest
-        axes = shown_axes(self.launch)
+        digests, axes = (self.data_digest, self.validation_digest), shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = None
         if self.args.snapshot_steps:

@@ -39,7 +39,8 @@ class StepFlags(TrainerCallback):
     _unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = field(default_factory=deque)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.trainer.bad_steps.resume_after(state.global_step)
+        if (record := self.trainer.bad_steps.record) is not None:  # later steps are trained again
+            keep_lines(record.path, lambda line: line["step"] <= state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer, request = self.trainer, self.trainer.stop_request
