@@ -35,7 +35,7 @@ from indictune.models.builtin import resolve
 from indictune.planning.machine_failures import PARTS, estimated
 from indictune.planning.memory import CALIBRATION
 from indictune.planning.step_time import AxisSizes, DataSplit
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 
 # Files that only share the batch: the engine, and what it splits.
 DATA: dict[str, tuple[str, DataSplit]] = {

@@ -13,7 +13,7 @@ from indictune.config.plan import AnyPlan
 from indictune.config.recipe import read_recipe
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.tasks.classification import Classification
 from tests.launch_environment import RANK_1_OF_2, launched
 

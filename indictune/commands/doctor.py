@@ -29,7 +29,7 @@ from indictune.errors import Problems, problems_of
 from indictune.hub.publish import repository_name
 from indictune.planning.machine_failures import check_interfaces
 from indictune.preflight.checks import preflight
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
 from indictune.training.rank_consistency import values_of_node

@@ -22,7 +22,7 @@ from indictune.planning.machine_failures import killed_for_memory
 from indictune.planning.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.planning.rank_weights import ModelWeights
 from indictune.preflight.checks import preflight, read_rows
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.run import Run
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens

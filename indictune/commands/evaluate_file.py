@@ -21,8 +21,7 @@ from indictune.models.adapters import config_file
 from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.task_models import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
-from indictune.preflight.derive import make_evaluation_plan
-from indictune.preflight.values import check_long_texts, check_samples
+from indictune.preflight.values import check_long_texts, check_samples, make_evaluation_plan
 from indictune.run import Run
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task

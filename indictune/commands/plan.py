@@ -22,7 +22,7 @@ from indictune.models.load import read_config
 from indictune.planning.hardware import DEFAULT_GPU, Machine, asked_machine, assumed, link_name
 from indictune.planning.rank_bytes import is_half
 from indictune.planning.step_time import flops_of_gpu
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task
 

@@ -23,7 +23,7 @@ from indictune.data.read.row_sources import SPLITS
 from indictune.errors import UserError, problems_of
 from indictune.files import cache_folder
 from indictune.models.load import check_max_length
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens
 

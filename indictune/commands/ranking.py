@@ -23,7 +23,7 @@ from indictune.planning.candidates import Candidate, candidates, unknown_lengths
 from indictune.planning.hardware import Machine, this_machine
 from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task
 

@@ -1,28 +1,130 @@
-"""Values of the training that transformers or torch would refuse late, or that would break a promise."""
+"""The values of a plan: those that follow from others, and those that would be refused late or break a promise."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import Trainer, get_scheduler
+from transformers import get_scheduler
 from transformers.training_args import ParallelMode
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from indictune.config.arguments import BY_EVALUATIONS
-from indictune.config.plan import AnyPlan, RowArguments, RunPlan
+from indictune.config.arguments import BY_EVALUATIONS, IndicTrainingArguments, ModelArguments
+from indictune.config.command_line import SCRIPTS
+from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
+from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_ranges
 from indictune.data.languages import scripts_of
-from indictune.errors import Problem, problem
-from indictune.evaluation.score_names import RATIOS, WRITTEN, near_names, score_names
-from indictune.tasks.protocol import Task, Tokens, row_facts
+from indictune.distributed import devices
+from indictune.distributed.batch_size import split_batch
+from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
+from indictune.distributed.strategy import default_optimizer, take_values
+from indictune.errors import Problem, Problems, UserError, problem
+from indictune.evaluation.score_names import RATIOS, WORST, WRITTEN, near_names, score_names
+from indictune.models.adapters import config_file
+from indictune.models.finished_model import trained_config
+from indictune.tasks.protocol import Data, Task, Tokens, Training, row_facts
 from indictune.upstream import check_combination, numbers_in
 
+Arguments = TypeVar("Arguments")
+
+# transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
+DEFAULT_EVAL_STEPS = 10.0
+
 METRIC = "--metric_for_best_model"
+
+
+def make_plan(
+    recipe: Recipe, environ: Mapping[str, str], task: Task[Any, Data, Training]
+) -> tuple[RunPlan[Data, Training], list[Problem]]:
+    """The plan of a run and the problems found so far, those of the recipe first."""
+    plan, problems = plan_of_rows(recipe, task)
+    plan = replace(plan, launch=_launch(environ, plan.training, problems), environ=environ)
+    plan = take_values(plan)
+    given, training = plan.recipe.values, plan.training
+    metric = given.get("metric_for_best_model", task.metrics(plan)[0])
+    is_lower_better = metric.removeprefix("eval_").removeprefix(WORST).startswith(task.lower_is_better)
+    defaults = {
+        "metric_for_best_model": metric,
+        # transformers (5.23) takes every metric that ends with "loss" for one.
+        "greater_is_better": None if is_lower_better == metric.endswith("loss") else not is_lower_better,
+        "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
+        "tf32": devices.default_tf32(training),
+    }
+    changes = {name: value for name, value in defaults.items() if value not in (None, getattr(training, name))}
+    derived = {name: value for name, value in changes.items() if name not in given}
+    if str(training.eval_strategy) == "steps" and not {"eval_steps", "logging_steps"} & given.keys():
+        derived["eval_steps"] = DEFAULT_EVAL_STEPS
+    if plan.launch.is_known and min(training.global_batch_size, training.per_device_train_batch_size) > 0:
+        with problems.collecting():
+            derived |= split_batch(plan)
+    return plan.derive(**derived), problems
+
+
+def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPlan[Data, Training], Problems]:
+    """The part of `make_plan` that reading rows needs: without a launch, and nothing derived from one."""
+    asked = recipe.values.get("task") or task.name
+    if asked != task.name:  # other problems would follow from this one
+        raise UserError("recipe-of-other-task", "task", asked, task=task.name, script=SCRIPTS[asked])
+    problems = Problems(recipe.problems)
+    model = _built(recipe, task.model_arguments, problems)
+    plan = RunPlan(
+        recipe=recipe,
+        model=model,
+        data=_built(recipe, task.data_arguments, problems),
+        training=unresolved(task.training_arguments, recipe.values),
+        model_config=problems.attempt(task.read_config, model),
+        head=task.head,
+    )
+    return task.with_first_rows(plan), problems
+
+
+def make_evaluation_plan(
+    recipe: Recipe, environ: MutableMapping[str, str], task: Task[Any, Any, Training]
+) -> tuple[RunPlan[EvaluationArguments, Training], list[Problem]]:
+    """The plan of an evaluation without training, by the flags of `indictune evaluate`, and the problems found so far.
+
+    DeepSpeed's environment variables are removed if it cannot evaluate.
+    """
+    problems = Problems(recipe.problems)
+    asked = _built(recipe, EvaluationArguments, problems)
+    model = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
+    model.trust_checkpoint = asked.trust_checkpoint
+    arguments = unresolved(task.training_arguments, recipe.values)
+    launch = _launch(environ, arguments, problems)
+    launch = for_evaluation(launch, environ) if launch.is_known else launch
+    plan = RunPlan(
+        recipe=recipe,
+        model=model,
+        data=asked,
+        training=arguments,
+        launch=launch,
+        environ=environ,
+        model_config=problems.attempt(trained_config, model) if config_file(asked.model).is_file() else None,
+        head=task.head,
+    )
+    plan = take_values(plan)
+    never: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+    return plan.derive(**never), problems
+
+
+def _built(recipe: Recipe, arguments: type[Arguments], problems: Problems) -> Arguments:
+    """The arguments. If they are refused, they keep the given values."""
+    return problems.attempt(recipe.build, arguments) or unresolved(arguments, recipe.values)
+
+
+def _launch(environ: Mapping[str, str], training: IndicTrainingArguments, problems: Problems) -> Launch:
+    with problems.collecting():
+        deepspeed = None if training.deepspeed is None else str(training.deepspeed)
+        return read_launch(environ, deepspeed, training.fsdp)
+    sizes = world_size_of(environ), local_world_size_of(environ), rank_of(environ)
+    return Launch("single", *sizes, is_known=False)
 
 
 def check_values(plan: AnyPlan) -> list[Problem]:
@@ -122,6 +224,8 @@ def check_optimizer(plan: AnyPlan) -> list[Problem]:
 
 
 def _try_optimizer(plan: AnyPlan) -> list[Problem]:
+    from transformers import Trainer  # slow to import, and `indictune plan` makes none
+
     optim, settings_given = plan.training.optim, plan.training.optim_args
     args: Any = SimpleNamespace(**vars(plan.training), parallel_mode=ParallelMode.NOT_PARALLEL)
     if args.optim_target_modules is not None:

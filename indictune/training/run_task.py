@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from indictune.preflight.checks import preflight, read_rows
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
 from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train_model

@@ -18,7 +18,7 @@ from indictune.config.recipe import read_recipe
 from indictune.data.health.tokenizer_health import UnknownTokens, unknown_tokens
 from indictune.data.languages import script_of
 from indictune.preflight.checks import read_rows
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.classification import Classification, ClassifiedRows
 from indictune.tasks.tokens import TokenClassification
 from tests.refusals import refused

@@ -20,7 +20,7 @@ from indictune.data.load_rows import Splits, load_splits
 from indictune.data.row_choice import ValidationSplit, split_of
 from indictune.errors import Problems
 from indictune.preflight.checks import read_rows
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.tokens import TokenClassification
 from tests.problems import problems_raised
 

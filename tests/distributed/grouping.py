@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from indictune.config.recipe import read_recipe
 from indictune.distributed import process_group
 from indictune.distributed.launch import engine_of
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification

@@ -6,7 +6,7 @@ import sys
 from indictune.config.recipe import read_recipe
 from indictune.errors import Problems
 from indictune.preflight import checks
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification

@@ -11,7 +11,7 @@ import pytest
 from indictune.config.recipe import read_recipe
 from indictune.evaluation.breakdown import read_breakdowns
 from indictune.preflight.checks import check_do_predict
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task
 from indictune.tasks.tokens import TokenClassification

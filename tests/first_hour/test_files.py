@@ -23,7 +23,7 @@ from indictune.data.read import delimited, open_files
 from indictune.data.read.row_sources import text_sources
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.tasks.classification import Classification
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.problems import problems_raised

@@ -14,7 +14,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_recipe
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.tasks.classification import Classification
 from tests.checkpoint.test_store import manifest, write
 from tests.plans import codes

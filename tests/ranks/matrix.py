@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from indictune.config.recipe import read_recipe
 from indictune.preflight.checks import preflight
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task

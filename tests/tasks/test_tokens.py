@@ -17,7 +17,7 @@ from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.errors import Problems, UserError
 from indictune.preflight.checks import preflight, read_rows
-from indictune.preflight.derive import plan_of_rows
+from indictune.preflight.values import plan_of_rows
 from indictune.tasks.tokens import TaggedRows, TokenClassification
 from tests.plans import codes
 from tests.refusals import refused as refusal

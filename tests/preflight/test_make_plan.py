@@ -12,7 +12,7 @@ from indictune.config.arguments import ModelArguments, SentimentTrainingArgument
 from indictune.config.plan import AnyPlan, unresolved
 from indictune.config.recipe import read_recipe
 from indictune.errors import Problem
-from indictune.preflight.derive import make_plan
+from indictune.preflight.values import make_plan
 from indictune.tasks.classification import Classification
 from tests.plans import codes
 
