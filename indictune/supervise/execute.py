@@ -197,10 +197,10 @@ def _was_stopped_before(run: SupervisedRun) -> bool:
     torchrun takes exit code 75 for a failure, and with `--max-restarts` starts a stopped run again. On several nodes
     that is right: the request may be to one node alone, and the others continue.
     """
+    if not process_group.restarts_so_far(os.environ) or not run.ranks.all_here:
+        return False
     newest = next(map(store.read_manifest, store.checkpoints_in(run.output_dir)), None)
-    here = launch.local_world_size_of(os.environ)
-    was_elsewhere = newest is not None and newest.world_size > here
-    if not process_group.restarts_so_far(os.environ) or not run.ranks.all_here or was_elsewhere:
+    if newest is not None and newest.world_size > launch.local_world_size_of(os.environ):  # it was elsewhere too
         return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"

@@ -66,12 +66,8 @@ class ExactTrainer(TaskTrainer):
         self.trusts_checkpoint, self.validation_origins = context.trusts_checkpoint, context.validation_origins
         self.parallelism = Parallelism(model, context.launch, args)
         self.nonfinite, self.detailed_metrics = NonFinite(), {}
-        data: dict[str, Any] = {
-            "train_dataset": train_dataset,
-            "eval_dataset": eval_dataset,
-            "processing_class": tokenizer,
-        }
-        super().__init__(model=model, args=args, **data, **settings)
+        rows: dict[str, Any] = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        super().__init__(model=model, args=args, processing_class=tokenizer, **rows, **settings)
         self.parallelism.set_up(self)
         devices.undo_tf32_of_accelerate(args)
         self.add_callback(KeepRecords(self))
