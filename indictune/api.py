@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from indictune.config.command_line import STATUS_FILE
 from indictune.errors import UserError
@@ -97,8 +97,8 @@ def train(
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
     asked = with_defaults(asked)
-    launch = {"strategy": strategy or asked.launch.strategy}
-    launch |= {"num_processes": num_processes or asked.launch.num_processes}
+    launch: dict[str, Any] = {"strategy": strategy or asked.launch.strategy}
+    launch["num_processes"] = num_processes or asked.launch.num_processes
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 
@@ -174,8 +174,7 @@ def _folder(model: str | Path | Result) -> Path:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
 
 
 def _run(words: Sequence[str]) -> None:

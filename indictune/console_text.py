@@ -16,10 +16,9 @@ _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
-    """Align the first column to the left and the others, numbers, to the right; a rule sets header and footer off.
+    """Lines of equal display width: the first column to the left, the others, numbers, to the right.
 
-    Returns:
-        Lines of equal display width, without a line break at the end.
+    A rule sets header and footer off.
     """
     lines = [[in_one_line(cell) for cell in line] for line in (header, *body, *([footer] if footer else []))]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]

@@ -245,11 +245,7 @@ def lock_file(
     next one. Without file locks, filelock falls back to a marker file. After a kill on another machine, all would wait
     for it; so the fallback is off.
 
-    Args:
-        path: of the file.
-        timeout_s: to wait for it; -1 for ever.
-        mode: of a file that is made.
-        is_of_process: whether this process may take it again; else another thread of it waits too.
+    If it is of the process, that may take it again; else another thread of it waits too. A timeout of -1 is for ever.
 
     Raises:
         Timeout: another one has it.

@@ -22,15 +22,9 @@ _GROWN = 1e-5  # relative difference of a step that is no rounding any more, but
 
 
 class Traced:
-    """The run of a strategy and its trace, read once.
+    """The run of a strategy: its metrics, those of all validation rows, and each step's loss and norm before clipping.
 
-    Attributes:
-        metrics: the content of `metrics.json`.
-        evaluation: the metrics of all validation rows; empty without any.
-        losses: of each step.
-        norms: of each step's gradients, before clipping.
-        start: what the run started from.
-        steps: what each step followed from.
+    Its trace says what the run started from, and each step followed from.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -62,11 +56,9 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A run of a strategy next to the reference.
+    """A run of a strategy next to the reference: differences of `loss`, `grad_norm`, `weights` and `evaluation`.
 
-    Attributes:
-        parts: differences of `loss`, `grad_norm`, `weights` and `evaluation`.
-        causes: of the differences, in words; empty if the runs agree.
+    Their causes are in words, and empty if the runs agree.
     """
 
     name: str

@@ -34,10 +34,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def commit_of(config: PreTrainedConfig) -> str | None:
-    """The commit on the Hub that a configuration was read from, which `to_dict` leaves out (transformers 5.23).
-
-    None for a local folder.
-    """
+    """The commit on the Hub that a configuration came from, or None; `to_dict` leaves it out (transformers 5.23)."""
     return cast("str | None", vars(config).get("_commit_hash"))
 
 
@@ -166,7 +163,7 @@ def means_of_log(trainer: SFTTrainer) -> dict[str, list[float]]:
 
 def trained_tokens(trainer: SFTTrainer) -> int:
     """Tokens of all steps so far, which TRL (1.16) logs as `num_tokens`."""
-    return cast(int, trainer._total_train_tokens)
+    return trainer._total_train_tokens
 
 
 def set_trained_tokens(trainer: SFTTrainer, tokens: int) -> None:

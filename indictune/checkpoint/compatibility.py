@@ -110,6 +110,13 @@ _HOUSEKEEPING = re.compile(
 _SAME_STATE = {"adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 
 
+def manifest_of(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint that was chosen by it."""
+    manifest = read_manifest(checkpoint)
+    assert manifest is not None
+    return manifest
+
+
 def settings_of(folder: Path) -> dict[str, Any]:
     """The configuration that a run or checkpoint was written with; empty if it cannot be read."""
     try:
@@ -137,17 +144,13 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 
 
 def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint, which has a manifest, whose state this run cannot take over.
+    """Refuse a checkpoint, with all reasons, whose state this run cannot take over.
 
     Args:
         now: configuration of this run, as far as it is known.
         model: configuration of its model, and the `_commit_hash` of one from the Hub; empty if unknown.
-
-    Raises:
-        UserError: with all problems.
     """
-    manifest, before = read_manifest(checkpoint), settings_of(checkpoint)
-    assert manifest is not None  # the checkpoint was chosen by it
+    manifest, before = manifest_of(checkpoint), settings_of(checkpoint)
     differing = changed_flags({"global_batch_size": manifest.global_batch_size} | before, now)
     found = [
         problem("resume-other-setting", f"--{name}", _shown(is_now), checkpoint=checkpoint.name, before=_shown(was))
@@ -179,9 +182,7 @@ def _fits_no_other(name: str, was: Any, is_now: Any, before: Mapping[str, Any]) 
 
 def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) -> list[str]:
     """What has changed since a checkpoint, in a sentence each; arguments as for `check_fits`."""
-    manifest = read_manifest(checkpoint)
-    assert manifest is not None
-    before = settings_of(checkpoint) | json_or_nothing(checkpoint / FLAG_FILES)
+    manifest, before = manifest_of(checkpoint), settings_of(checkpoint) | json_or_nothing(checkpoint / FLAG_FILES)
     name, differing, found = checkpoint.name, changed_flags(before, now), []
     sizes = launch.world_size, shown_axes(launch)
     if (manifest.strategy, manifest.world_size, manifest.axes) != (launch.strategy, *sizes):

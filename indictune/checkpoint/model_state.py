@@ -57,10 +57,7 @@ State = dict[str, Any]
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Load a checkpoint's weights, whole or in shards, into an unwrapped model. All ranks must call it.
 
-    Of an adapted model, only the adapter is loaded.
-
-    Raises:
-        RuntimeError: the checkpoint lacks a weight, or has it in another shape.
+    Of an adapted model, only the adapter is loaded. A weight that is missing or has another shape is a `RuntimeError`.
     """
     weights = own_weights(model)
     if (checkpoint / WEIGHT_SHARDS).is_dir():
@@ -221,11 +218,7 @@ class ReportingWriter(FileSystemWriter):
 
 
 def write_shards(shards: Shards, checkpoint: Path, group: ProcessGroup | None, writer: type[FileSystemWriter]) -> None:
-    """Write shards. All ranks of the group must call it; None is the training's own.
-
-    Raises:
-        CheckpointException: a rank could not write; all ranks learn of it.
-    """
+    """Write shards. All ranks of the group must call it, and learn if one could not; None is the training's own."""
     for name, state in shards.items():
         save(state, storage_writer=writer(checkpoint / name), process_group=group)
 
@@ -277,11 +270,7 @@ class ModelState:
             torch.save(self.optimizer.state_dict(), folder / WHOLE_STATES)
 
     def restore(self, checkpoint: Path) -> None:
-        """Restore weights and optimizer states from a checkpoint of any strategy.
-
-        Raises:
-            RuntimeError, ValueError: the checkpoint lacks a weight, or holds no states.
-        """
+        """Restore weights and optimizer states from a checkpoint of any strategy; an error if it lacks one."""
         self.restore_weights(checkpoint)
         if not self._is_deepspeed:
             optimizer, pipeline = self.optimizer.optimizer, self.pipeline

@@ -48,10 +48,8 @@ def convert(
 ) -> str:
     """Write a checkpoint's model to a folder, whole or not at all; returns a line that says so.
 
-    `damage` is as of `store.damage`, and the rest as in `ModelArguments`.
-
-    Raises:
-        UserError: the checkpoint is damaged or not trusted, or the folder cannot be written.
+    `damage` is as of `store.damage`, and the rest as in `ModelArguments`. A checkpoint that is damaged or not trusted,
+    and a folder that cannot be written, are refused.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]  # a head that the base lacks is the checkpoint's
@@ -119,12 +117,7 @@ def _describe(checkpoint: Path, folder: Path) -> None:
 
 
 def _model(checkpoint: Path, weights: dict[str, Tensor], about: ModelArguments) -> PreTrainedModel:
-    """The model with all of `weights`, and with the embedding rows that were not trained.
-
-    Raises:
-        RuntimeError: the weights do not fit the checkpoint's configuration.
-        UserError: the model that the run started from is missing or has changed.
-    """
+    """The model with all of `weights`, and with the embedding rows that were not trained."""
     with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=about.trust_remote_code)
     kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")

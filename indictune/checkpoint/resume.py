@@ -136,10 +136,7 @@ def choose_resume_point(output_dir: Path, asked: str, reader: DamageReader) -> R
     """Choose the checkpoint that a run resumes from. Nothing is changed.
 
     `auto` takes the newest whole checkpoint of `output_dir`. A named one must be that, or be whole and stand elsewhere
-    while `output_dir` holds none.
-
-    Raises:
-        UserError: the named checkpoint is damaged or missing, or `output_dir` holds a newer one.
+    while `output_dir` holds none: else, and if it is damaged or missing, it is refused.
     """
     flag = "--resume_from_checkpoint"
     candidates = reader.listed(store.checkpoints_in(output_dir))
@@ -204,10 +201,7 @@ def best_of(checkpoint: Path) -> Path | None:
 def can_load_best(best: Path, reader: AllRanksReader) -> bool:
     """Whether the best checkpoint is whole on every disk at the end of a run. All ranks must call it.
 
-    Weights in safetensors run no code, so others may be able to write to them.
-
-    Raises:
-        UserError: its weights are pickles that others may have written.
+    Weights in safetensors run no code, so others may be able to write to them; pickles of others are refused.
     """
     problems = reader.damage(best)
     if problems:

@@ -139,10 +139,7 @@ class Checkpoints:
         """Write a checkpoint and commit it. It may be committed later: under `--async_save`, or if it is a snapshot.
 
         Every rank writes its part below a hidden folder. Then all ranks hash and sync a share of the files, and the
-        first rank of each disk writes the manifest and renames the folder.
-
-        Raises:
-            SaveError: it cannot be written.
+        first rank of each disk writes the manifest and renames the folder. A `SaveError` says why that failed.
         """
         if not self.is_snapshot:
             self.finish()
@@ -196,11 +193,7 @@ class Checkpoints:
         return self.unfinished is not None and not self.unfinished.settled.done()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written is on the disk, and commit it.
-
-        Raises:
-            SaveError: it cannot be written.
-        """
+        """Wait until the checkpoint that is being written is on the disk, and commit it; or raise a `SaveError`."""
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is None:
             return

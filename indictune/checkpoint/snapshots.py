@@ -55,9 +55,6 @@ class Snapshots:
         folder: in the memory of this node.
         first: the lowest rank that shares this memory.
         firsts: those of all memories.
-
-    Raises:
-        UserError: another user has the folder.
     """
 
     def __init__(self, args: IndicTrainingArguments) -> None:
@@ -94,11 +91,7 @@ class Snapshots:
         self._keep(newest if copied is None else [copied])
 
     def complete(self, manifest: Manifest) -> list[str]:
-        """Complete the snapshot that all ranks have written, on all nodes, and its manifest.
-
-        Returns:
-            The files that this rank has to copy to the disk.
-        """
+        """Complete the snapshot of all ranks, on all nodes; returns the files that this rank copies to the disk."""
         written = self.unfinished(manifest.step)
         collectives.barrier()
         own = store.files_in(written)
@@ -168,9 +161,6 @@ def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: Proc
     """Make a checkpoint of the newest snapshot, if it is newer than those on the disk; then delete all snapshots.
 
     All ranks must call it before a run resumes or starts. `may_use`: whether the run may resume from a snapshot.
-
-    Raises:
-        UserError: another user has the folder in memory.
     """
     snapshots = Snapshots(args)
     newest = snapshots.newest_whole() if may_use else None

@@ -79,25 +79,10 @@ PROGRESS = "trainer_state.json"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
 COUNTERS = "unlogged_{rank}.json"
-
-
-@dataclass(frozen=True)
-class Counters:
-    """What a rank has counted, so that a resumed run logs what it would have logged.
-
-    Attributes:
-        loss: sum of this rank's losses since the last logged step.
-        since_step: the last logged step.
-        task: what the task logs in addition; the same on all ranks.
-        left_out: number of bad steps that were skipped or rolled back.
-        throughput: rows, tokens and seconds since the run began.
-    """
-
-    loss: float
-    since_step: int
-    task: dict[str, Any] = field(default_factory=dict)
-    left_out: int = 0
-    throughput: dict[str, Any] = field(default_factory=dict)
+# What a rank has counted, so that a resumed run logs what it would have logged: `loss`, its sum since the last logged
+# step, `since_step`; `task`, what the task logs in addition; `left_out`, the number of bad steps that were skipped or
+# rolled back; `throughput`, rows, tokens and seconds since the run began.
+Counters = dict[str, Any]
 
 
 @dataclass
@@ -133,7 +118,7 @@ class TrainState:
                 torch.save(self.scaler.state_dict(), folder / SCALER)
             self._write_progress(folder)
         save_generators(folder, args)
-        counted = json.dumps(vars(counters))  # a float32 is exact as the float that JSON writes
+        counted = json.dumps(counters)  # a float32 is exact as the float that JSON writes
         (folder / COUNTERS.format(rank=args.process_index)).write_text(counted, encoding="utf-8")
 
     def _write_progress(self, folder: Path) -> None:
@@ -162,7 +147,7 @@ class TrainState:
             self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
 
 
-def read_counters(checkpoint: Path, rank: int | None = None) -> list[dict[str, Any]]:
+def read_counters(checkpoint: Path, rank: int | None = None) -> list[Counters]:
     """The counters in a checkpoint on this disk: of one rank, or of all."""
     paths = sorted(checkpoint.glob(COUNTERS.format(rank="*" if rank is None else rank)))
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]

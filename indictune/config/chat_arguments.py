@@ -52,10 +52,7 @@ class ChatDataArguments(ChatArguments, SourceArguments):
 
 @dataclass
 class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
-    """TRL's `SFTConfig` with other defaults, without the fields that prepare rows.
-
-    `ChatDataArguments` says how rows are read, written, cut and packed. TRL gets tokens and labels.
-    """
+    """TRL's `SFTConfig` with other defaults, without the fields that prepare rows: it gets tokens and labels."""
 
     learning_rate: float = flag(2e-5, "Peak learning rate. 2e-4 is usual for adapters.")
     gradient_checkpointing: bool = flag(

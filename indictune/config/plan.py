@@ -61,9 +61,6 @@ class Launch:
 
     Attributes:
         strategy: `single`, or the name of a file in `accelerate_configs/` without its ending, such as `ddp`.
-        world_size: processes over all nodes.
-        local_world_size: processes on this node.
-        rank: of this process among `world_size`.
         deepspeed: content of the DeepSpeed file, or the like values of an accelerate config; None without DeepSpeed.
         deepspeed_source: path of that file, or its text.
         from_file: fields that neither recipe nor flags give, with the values of the strategy file.

@@ -20,10 +20,8 @@ from indictune.errors import Problems, UserError, problem
 Arguments = TypeVar("Arguments")
 
 # A run's rows come from one source: one of these on the command line drops them all from the recipe.
-DATA_SOURCE_FIELDS = (
-    *("dataset_name", "dataset_config_name"),
-    *("train_file", "train_files", "validation_file", "test_file"),
-)
+_FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
+DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", *_FILES_OF_ROWS)
 
 # Each one lets foreign code run. Only the command line can grant it, not a file.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
@@ -126,11 +124,7 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
 
 
 def read_arguments(given: Mapping[str, list[str]], arguments: type[Arguments], bare_flag: str) -> Arguments:
-    """The arguments of a command. A bare first word is the value of flag `bare_flag`.
-
-    Raises:
-        UserError: with every problem of the flags, or a second bare word.
-    """
+    """The arguments of a command, or all problems at once. A bare first word is the value of flag `bare_flag`."""
     if len(bare := given.get("", [])) > 1:
         files = [each.name for each in dataclasses.fields(arguments) if each.name in ("input_file", "test_file")]  # type: ignore[arg-type]
         raise UserError("bare-word", value=bare[1], way_out=f"Use --{files[0]} {bare[1]}." if files else None)

@@ -13,28 +13,24 @@ from indictune.errors import Problem, Problems, problem
 
 AUTO = "auto"  # in place of a number: the run finds it
 
+_AT_LEAST_1 = (
+    *("lora_r", "lora_alpha", "gpus", "steps", "num_processes", "nodes", "max_new_tokens"),
+    *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
+    *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
+    *("eval_accumulation_steps", "save_total_limit"),
+)
+_AT_LEAST_0 = (
+    *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute"),
+    *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
+    *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
+)
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
 AT_LEAST = {
     "max_length": 3,  # two tokens are special
     "vocabulary_from_train": 2_000,  # single characters take half of it
-    **dict.fromkeys(
-        (
-            *("lora_r", "lora_alpha", "gpus", "steps", "num_processes", "nodes", "max_new_tokens"),
-            *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
-            *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
-            *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
-            *("eval_accumulation_steps", "save_total_limit"),
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        (
-            *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute"),
-            *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
-            *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
-        ),
-        0,
-    ),
+    **dict.fromkeys(_AT_LEAST_1, 1),
+    **dict.fromkeys(_AT_LEAST_0, 0),
 }
 
 # Fields that hold a share or a probability, below 1. None is allowed.

@@ -213,11 +213,9 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
 
 def check_do_predict(plan: AnyPlan) -> list[Problem]:
     """Refuse `--do_predict` without test rows. With them, every run writes their predictions."""
-    values = plan.configuration
-    if not plan.training.do_predict:
-        return []
-    has_test_rows = values.get("test_file") or values.get("dataset_name")
-    return [] if has_test_rows else [problem("needs-test-rows", "--do_predict", plan.training.do_predict)]
+    asked, values = plan.training.do_predict, plan.configuration
+    lacks_rows = asked and not (values.get("test_file") or values.get("dataset_name"))
+    return [problem("needs-test-rows", "--do_predict", asked)] if lacks_rows else []
 
 
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:

@@ -80,9 +80,7 @@ class SupervisedRun(Run):
     def open(self, replaceable: Collection[str]) -> None:
         """Lock the folder and start this rank's log, unless the recipe is refused already; `replaceable` as `execute`.
 
-        Raises:
-            UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
-                what it does not say is not missing.
+        A recipe file that cannot be read is refused at once: what it does not say is not missing.
         """
         if not self.recipe.is_read:
             self.recipe.problems.raise_any()
@@ -162,7 +160,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     if elastic.most_restarts(os.environ) and not replaceable:
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
-    if _is_finished(run):
+    resumes = recipe.values.get("resume_from_checkpoint") == AUTO and not recipe.problems
+    if resumes and run.ranks.all_here and is_finished(run.output_dir):  # several nodes decide together, in `start`
         end = _end_of_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
@@ -193,22 +192,16 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     return run_folder.EXIT_CODES[end.state]
 
 
-def _is_finished(run: SupervisedRun) -> bool:
-    """Whether there is nothing to resume. Several nodes decide together (`start`)."""
-    auto = run.recipe.values.get("resume_from_checkpoint") == AUTO and not run.recipe.problems
-    return auto and run.ranks.all_here and is_finished(run.output_dir)
-
-
 def _was_stopped_before(run: SupervisedRun) -> bool:
     """Whether the run was asked to stop since its launcher began, on one node.
 
     torchrun takes exit code 75 for a failure, and with `--max-restarts` starts a stopped run again. On several nodes
     that is right: the request may be to one node alone, and the others continue.
     """
+    if not elastic.restarts_so_far(os.environ) or not run.ranks.all_here:
+        return False
     newest = next(map(store.read_manifest, store.checkpoints_in(run.output_dir)), None)
-    here = launch.local_world_size_of(os.environ)
-    was_elsewhere = newest is not None and newest.world_size > here
-    if not elastic.restarts_so_far(os.environ) or not run.ranks.all_here or was_elsewhere:
+    if newest is not None and newest.world_size > launch.local_world_size_of(os.environ):  # it was elsewhere too
         return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"

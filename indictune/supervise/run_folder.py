@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import socket
@@ -20,8 +19,15 @@ from tqdm import tqdm
 from indictune.config.command_line import STATUS_FILE
 from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
-from indictune.errors import Problem, UserError
-from indictune.files import METRICS, check_outside_checkpoints, lock_file, lock_if_possible, write_json
+from indictune.errors import Problem, UserError, problems_of
+from indictune.files import (
+    METRICS,
+    check_outside_checkpoints,
+    json_or_nothing,
+    lock_file,
+    lock_if_possible,
+    write_json,
+)
 from indictune.stop_signals import EXIT_RESUMABLE
 
 logger = logging.getLogger(__name__)
@@ -63,10 +69,9 @@ def write_status(output_dir: Path | None, state: State, message: str, problems: 
 def status_since(output_dir: Path, since: float) -> dict[str, str]:
     """`status.json`, if it was written after `since`, in seconds since 1970; else an empty dict."""
     status = output_dir / STATUS
-    try:
-        return dict(json.loads(status.read_text(encoding="utf-8"))) if status.stat().st_mtime >= since else {}
-    except (OSError, ValueError):
-        return {}
+    with suppress(OSError):
+        return json_or_nothing(status) if status.stat().st_mtime >= since else {}
+    return {}
 
 
 def check_folder(output_dir: Path) -> None:
@@ -83,11 +88,7 @@ def check_folder(output_dir: Path) -> None:
 
 def holds_files(output_dir: Path) -> bool:
     """Whether a new run would overwrite something there."""
-    try:
-        check_free(output_dir, None)
-    except UserError:
-        return True
-    return False
+    return bool(problems_of(check_free, output_dir, None))
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
@@ -105,11 +106,10 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 
 
 def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
-    """Lock a run's folder for this process, and write into the lock whose it is: `elastic.launch_name`.
+    """Lock a run's folder for this process, and write into the lock whose it is, by its `elastic.launch_name`.
 
-    Raises:
-        UserError: another process has it.
-        OSError: the folder cannot be written to.
+
+    A `UserError` names another process that has it.
     """
     path = output_dir / RUN_LOCK
     try:
@@ -126,13 +126,10 @@ def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[obj
 
 
 def wait_for_other_launch(output_dir: Path, launch: str, rank: int) -> None:
-    """Wait while a process of another launch has a run's folder.
+    """Wait while a process of another launch has a run's folder; a `UserError` if it keeps it.
 
     Rank 0 waits only for another machine, which may be dead. The other ranks wait until rank 0 is refused and their
     launcher ends them.
-
-    Raises:
-        UserError: another launch still has it.
     """
     deadline, is_told = time.monotonic() + PATIENCE_S, rank != 0
     while (other := of_another_launch(output_dir, launch)) is not None:

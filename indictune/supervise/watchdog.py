@@ -69,7 +69,6 @@ class Ranks:
 
     Args:
         logs: the run's folder of logs, which all ranks of a node share.
-        attempt: as of `Heartbeat`.
         all_here: whether all ranks run on this node.
     """
 
@@ -263,22 +262,15 @@ class Watchdog(threading.Thread):
             self._warn(still_s)
             self._warned_at_s = still_s
         if still_s > _ENDS_AFTER * self.patience_s:
-            late = self.ranks.dead() or (self.waits_for() if self._is_in_a_collective() else {})
-            if late:
+            # NCCL may end the process. Meetings use gloo, which raises an error or may wait for hours.
+            may_hang = torch.distributed.is_initialized() and here.place not in _MEETINGS and not self.ranks.has_ended
+            if late := self.ranks.dead() or (self.waits_for() if may_hang else {}):
                 self.end("; ".join(late.values()))
 
     def waits_for(self) -> dict[int, str]:
         """A sentence for each other rank that holds up this one, once it has not moved for `patience_s`."""
         late = self.ranks.late() if self.progress.still_s > self.patience_s else {}
         return {} if self.ranks.rank in late else late
-
-    def _is_in_a_collective(self) -> bool:
-        """Whether this rank waits where NCCL may end its process.
-
-        Meetings use gloo, which raises an error or may wait for hours.
-        """
-        is_there = torch.distributed.is_initialized() and not self.ranks.has_ended
-        return is_there and self.progress.place not in _MEETINGS
 
     def _look_for_ended_ranks(self, still_s: float) -> None:
         """End the process if another rank ended. The main thread mostly notices first, and clears up."""

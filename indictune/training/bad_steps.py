@@ -14,7 +14,7 @@ from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import collectives
 from indictune.distributed.strategy import leaves_bad_steps_out
 from indictune.errors import problem
-from indictune.files import Record, keep_lines
+from indictune.files import Record
 from indictune.upstream import loss_scale
 
 
@@ -115,11 +115,6 @@ class BadSteps:
     record: Record | None
     strategy: str
     count: int = 0
-
-    def resume_after(self, step: int) -> None:
-        """Drop the lines of later steps: they are trained again."""
-        if self.record is not None:
-            keep_lines(self.record.path, lambda line: line["step"] <= step)
 
     def note(self, step: int, action: str, loss: float | None) -> str:
         """Record a bad step and what is done about it: `stop`, `skip` or `rollback`. Returns its first rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,9 +72,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
                     del means[name]
         return loss
 
-    def _loss_of_last_stage(
-        self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor
-    ) -> torch.Tensor:
+    def _loss_of_last_stage(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
         """TRL's loss (1.16) without its means. It gathers them from all ranks, and other stages do not take part."""
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs

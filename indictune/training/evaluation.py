@@ -42,15 +42,11 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
 
     `samples.jsonl` gets a JSON object a row: `split`, `messages` (before the answer), `prompt` (the same as the model
     reads it), `reference` and `answer`. The scores are in `trainer.written`. All ranks must call it, because each may
-    hold a part of the weights.
-
-    Raises:
-        Stopped: a rank was asked to stop. A resumed run need not train again.
+    hold a part of the weights. A stop loses no training.
     """
     if samples is None:
         return
-    tokenizer = trainer.processing_class
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     trainer.asked_before = None  # was of the training, where a stop would lose a step
     answers = answers_to(trainer, samples)
     if samples.rows is not None:
@@ -72,14 +68,13 @@ def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RES
     from indictune.evaluation.breakdown import break_down
     from indictune.evaluation.scorers import written_answers
 
-    references = [messages[-1]["content"] for messages in samples.chats]
-    return break_down("written_answers", samples.facts(), written_answers(answers, references), draws=draws)
+    scores = written_answers(answers, [messages[-1]["content"] for messages in samples.chats])
+    return break_down("written_answers", samples.facts(), scores, draws=draws)
 
 
 def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
     """What the model answers, in the order of the conversations. All ranks must call it."""
-    tokenizer = trainer.processing_class
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     ends, answers = answer_ends(tokenizer, samples.template), []
     for messages in samples.chats:
         prompt = prompt_ids(messages, tokenizer, samples.template)
@@ -123,11 +118,7 @@ def _next_token(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
-    """Score a dataset, log the flat metrics with a prefix, and keep the nested ones. All ranks must call it.
-
-    Raises:
-        Stopped: a rank was asked to stop.
-    """
+    """Score a dataset, log the flat metrics with a prefix, and keep the nested ones. All ranks must call it."""
     began = time.time()
     results, objective = measured_rows(trainer, dataset), trainer.objective
     if dataset is trainer.eval_dataset:
@@ -136,22 +127,21 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     trainer.detailed_metrics[prefix] = detailed
     trainer.measured = results if objective.keeps_scores else None
     flat = objective.flatten(detailed)
-    if trainer.is_in_train and (asked := asked_metric(trainer)) not in flat:
+    asked = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    if trainer.is_in_train and asked not in flat:
         flat |= _score_of_some(trainer, dataset, results, asked)
     metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
     at_once = trainer.args.eval_batch_size * trainer.launch.data_size
     metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
     trainer.log(metrics)
     if trainer.is_in_train:
-        logger.info(_in_one_line(trainer, flat))
+        others = [name for name in flat if name != "loss"][:1]  # the main one
+        names = ["loss", *(others if asked == "loss" else [asked])]
+        listed = ", ".join(f"{name} {flat[name]:.4f}" for name in names)
+        logger.info("step %d of %d: validation %s", trainer.state.global_step, trainer.state.max_steps, listed)
     handler = trainer.callback_handler
     trainer.control = handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics
-
-
-def asked_metric(trainer: TaskTrainer) -> str:
-    """The metric that compares checkpoints, as an objective names it."""
-    return str(trainer.args.metric_for_best_model).removeprefix("eval_")
 
 
 def _score_of_some(
@@ -163,14 +153,6 @@ def _score_of_some(
         answers = answers_to(trainer, trainer.samples)
         found = replace(found, written=scores_of_samples(trainer.samples, answers, draws=0))
     return {each: score for each, score in named_scores(found).items() if each == name}
-
-
-def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
-    """The loss, and the metric that compares checkpoints: if that is the loss too, the first other of the metrics."""
-    asked = asked_metric(trainer)
-    names = ["loss", *([asked] if asked != "loss" else [name for name in metrics if name != "loss"][:1])]
-    listed = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
-    return f"step {trainer.state.global_step} of {trainer.state.max_steps}: validation {listed}"
 
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -20,7 +20,7 @@ from transformers.trainer_utils import SaveStrategy
 from indictune.checkpoint.model_state import ModelState
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
-from indictune.checkpoint.train_state import Counters, RandomStates, TrainState
+from indictune.checkpoint.train_state import RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
@@ -34,7 +34,7 @@ from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Batch, Objective
 from indictune.training.bad_steps import BadSteps, NonFinite
-from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, PipelineBubble, Throughput
+from indictune.training.callbacks.every_step import EpochShuffle, KeepRecords, Throughput
 from indictune.training.task_trainer import RunContext, TaskTrainer, drop_if_bad, write_model
 from indictune.upstream import unlogged_loss_of
 
@@ -68,17 +68,11 @@ class ExactTrainer(TaskTrainer):
         self.trusts_checkpoint, self.validation_origins = context.trusts_checkpoint, context.validation_origins
         self.parallelism = Parallelism(model, context.launch, args)
         self.nonfinite, self.detailed_metrics = NonFinite(), {}
-        data: dict[str, Any] = {
-            "train_dataset": train_dataset,
-            "eval_dataset": eval_dataset,
-            "processing_class": tokenizer,
-        }
-        super().__init__(model=model, args=args, **data, **settings)
+        rows: dict[str, Any] = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        super().__init__(model=model, args=args, processing_class=tokenizer, **rows, **settings)
         self.parallelism.set_up(self)
         devices.undo_tf32_of_accelerate(args)
         self.add_callback(KeepRecords(self))
-        if self.parallelism.pipeline is not None:
-            self.add_callback(PipelineBubble(self.parallelism.pipeline))
         if train_dataset is not None:
             self.batches = TrainingBatches(
                 lengths=lengths_of(train_dataset),
@@ -109,8 +103,7 @@ class ExactTrainer(TaskTrainer):
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
         on_device = map(self.on_device, OWN_PROGRESS.passing("reading rows", epoch_iterator))
-        samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
-        return samples
+        return cast("tuple[list[Batch], Any]", super().get_batch_samples(on_device, num_batches, device))
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
@@ -136,9 +129,6 @@ class ExactTrainer(TaskTrainer):
 
         The nested metrics stay in `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones. Where a stop
         interrupts an evaluation in training, the step is saved, and a resumed run evaluates it.
-
-        Raises:
-            Stopped: a rank was asked to stop.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
@@ -191,8 +181,8 @@ class ExactTrainer(TaskTrainer):
         self.check_weights()
         self.store_flos()
         loss, since_step = unlogged_loss_of(self)
-        task, throughput = self.unlogged(), self.throughput.counted()
-        self.checkpoints.save(Counters(loss, since_step, task, self.bad_steps.count, throughput))
+        logged = {"task": self.unlogged(), "left_out": self.bad_steps.count, "throughput": self.throughput.counted()}
+        self.checkpoints.save({"loss": loss, "since_step": since_step, **logged})
         # At the end of an epoch an evaluation or a save may be due: the run stops after it.
         if self.stop_request.agreed and not self.stop_request.epoch_ends:
             raise self._stopped()
@@ -211,8 +201,7 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
-        digests = self.data_digest, self.validation_digest
-        axes = shown_axes(self.launch)
+        digests, axes = (self.data_digest, self.validation_digest), shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = None
         if self.args.snapshot_steps:

@@ -1,10 +1,9 @@
-"""Save the trained model, evaluate it and write `metrics.json`."""
+"""Finish a run: its trained model is saved, scored row by row and compared with a baseline."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import resource
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import save
@@ -23,7 +21,6 @@ from indictune.config.recipe import configuration_of
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
 from indictune.distributed import collectives, devices, sharding
-from indictune.evaluation.breakdown import SPLITS, in_sentences, metrics_tables
 from indictune.files import TEST_FILE, write_json
 from indictune.hub import publish
 from indictune.hub.card import write_card
@@ -31,16 +28,15 @@ from indictune.models.atomic_folder import match_config_mode
 from indictune.report.report_page import write_report
 from indictune.run import Run
 from indictune.stop_signals import Stopped
-from indictune.tasks.protocol import Origins, TestTokens, Tokens
+from indictune.tasks.protocol import TestTokens, Tokens
 from indictune.training.evaluation import prepared_model, write_samples
 from indictune.training.exact_trainer import ExactTrainer
-from indictune.training.scored_rows import Findings, add_baseline, data_facts
+from indictune.training.scored_rows import BLOCK_OF_SPLIT, Findings, add_baseline, data_facts
 from indictune.training.verify import verify_saved
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
 
-_BLOCKS = {split: block for block, split in SPLITS.items()}
 
 
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
@@ -116,7 +112,7 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
     with findings.writing():
         for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
             if dataset is not None:
-                metrics[_BLOCKS[split]] = evaluate_split(trainer, findings, dataset, split, tokens.origins.get(split))
+                metrics[BLOCK_OF_SPLIT[split]] = findings.evaluate(trainer, dataset, split, tokens.origins.get(split))
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
@@ -148,39 +144,13 @@ def report_run(run: Run, texts: bool) -> None:
         run.show(f"Open {path} in a browser: curves, scores, mistakes.")
 
 
-def evaluate_split(
-    trainer: ExactTrainer, findings: Findings, dataset: Dataset, split: str, origins: Origins | None
-) -> dict[str, Any]:
-    """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
-
-    All ranks must call it. `findings` get the predictions and scores.
-    """
-    objective, run, name = trainer.objective, findings.run, _BLOCKS[split]
-    objective.keeps_scores = True
-    trainer.evaluate(dataset, metric_key_prefix=name)
-    block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
-    objective.keeps_scores = False
-    if not math.isfinite(block["loss"]):
-        run.warn([f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."])
-    run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")
-    assert results is not None
-    written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
-    findings.add(objective, name, dataset, results, origins, written)
-    if written is not None:
-        block |= {score: estimate.value for score, estimate in written.overall.scores.items()}
-    if name in findings.breakdowns:
-        run.show(f"\n{in_sentences(findings.breakdowns[name])}")
-    return block
-
-
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
     """Write `metrics.json`, which marks a finished run, on every disk."""
     if trainer.args.should_save:
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
-    if run.rank == 0:
-        run.show(f"\nWritten to {run.output_dir}")
+    run.show(f"\nWritten to {run.output_dir}")
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
@@ -190,7 +160,7 @@ def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: 
         prepared_model(trainer)
         write_samples(trainer, run, test.samples)
     with findings.writing():
-        tested = evaluate_split(trainer, findings, test.rows, "test", test.origins)
+        tested = findings.evaluate(trainer, test.rows, "test", test.origins)
     path = os.path.abspath(test_file)
     if trainer.args.should_save:
         write_json(run.output_dir / TEST_FILE, {"test_file": path})
@@ -211,3 +181,4 @@ def peak_memory_bytes(trainer: ExactTrainer) -> int:
     else:
         mine = torch.accelerator.max_memory_allocated(device)
     return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())
+

@@ -29,10 +29,7 @@ from indictune.upstream import versions_of
 from indictune.versions import __version__, code_digest
 
 # Names of files may differ between nodes: their content is compared. Launchers give each rank its own --local_rank.
-_FILES = (
-    *("model_name_or_path", "class_weights"),
-    *("train_file", "train_files", "validation_file", "dataset_name"),
-)
+_FILES = (*("model_name_or_path", "class_weights"), *("train_file", "train_files", "validation_file", "dataset_name"))
 _NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
@@ -51,9 +48,6 @@ def check_ranks_agree(
 
     Each rank takes its micro-batches from its own rows: some rows would be trained on twice and others never. `given`
     are the flags of this rank, by field, and `in_files` the contents of files that flags name.
-
-    Raises:
-        UserError: on all ranks, with all differences.
     """
     values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
     values |= flags_of_steps(given, in_files)

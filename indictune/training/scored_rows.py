@@ -1,7 +1,8 @@
-"""What an evaluation finds: predictions, scores and mistakes of each row, facts of the data, and the baseline."""
+"""What a run writes of the rows that it scored: predictions, scores, mistakes and a baseline."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,21 +10,34 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import compress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
 
 from indictune.data.languages import scripts_of
-from indictune.evaluation.breakdown import EVALUATION, MISTAKES, Breakdown, Mistakes, as_json
+from indictune.evaluation.breakdown import (
+    EVALUATION,
+    MISTAKES,
+    SPLITS,
+    Breakdown,
+    Mistakes,
+    as_json,
+    in_sentences,
+    metrics_tables,
+)
 from indictune.evaluation.comparison import compare, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, PREDICTIONS, LineFile, json_line, write_json
 from indictune.hub.public_text import without_folders
 from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Origins, Tokens
+from indictune.training.exact_trainer import ExactTrainer
 
+BLOCK_OF_SPLIT = {split: block for block, split in SPLITS.items()}
 _ROWS_AT_ONCE = 10_000
+MAX_CHARACTERS = 2_000_000  # some 10 seconds on one CPU core
+MIN_ROWS = 100  # fewer training rows say nothing of a model
 
 
 class Findings:
@@ -52,27 +66,34 @@ class Findings:
         write_json(self.run.output_dir / EVALUATION, as_json(self.breakdowns))
         write_json(self.run.output_dir / MISTAKES, self._mistakes.by_split())
 
-    def add(
-        self,
-        objective: Objective,
-        split: str,
-        dataset: Dataset,
-        results: Sequence[np.ndarray],
-        origins: Origins | None,
-        written: Breakdown | None = None,
-    ) -> None:
-        """Add the evaluation `eval` or `test` of tokenised rows, with what the objective measured, in their order.
+    def evaluate(self, trainer: ExactTrainer, dataset: Dataset, split: str, origins: Origins | None) -> dict[str, Any]:
+        """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
 
-        The objective has kept the scores. `written` are those of answers that the model wrote to some of the rows.
+        All ranks must call it. Rank 0 keeps predictions and scores.
         """
-        if self._lines is None:
-            return
-        self.results = results
-        scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
-        self.breakdowns[split] = replace(objective.breakdown(dataset, results, scripts, RESAMPLES), written=written)
-        for row, text in _rows(objective, split, dataset, results, origins, scripts):
-            self._lines.append(json_line(row))
-            self._mistakes.add(row, text)
+        objective, run, name = trainer.objective, self.run, BLOCK_OF_SPLIT[split]
+        objective.keeps_scores = True
+        trainer.evaluate(dataset, metric_key_prefix=name)
+        block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
+        objective.keeps_scores = False
+        if not math.isfinite(block["loss"]):
+            note = f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."
+            run.warn([note])
+        run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")
+        assert results is not None
+        written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
+        if written is not None:
+            block |= {score: estimate.value for score, estimate in written.overall.scores.items()}
+        if self._lines is not None:
+            self.results = results
+            scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
+            found = replace(objective.breakdown(dataset, results, scripts, RESAMPLES), written=written)
+            for row, text in _rows(objective, name, dataset, results, origins, scripts):
+                self._lines.append(json_line(row))
+                self._mistakes.add(row, text)
+            self.breakdowns[name] = found
+            run.show(f"\n{in_sentences(found)}")
+        return block
 
 
 def _rows(
@@ -96,13 +117,9 @@ def _rows(
             about: dict[str, Any] = {"split": split, "number": start + at}
             text = next(texts, "")
             if origins is not None and scripts is not None:
-                about |= {"row": origins.location(start + at), "id": digest(text), "script": scripts[start + at]}
+                digest = blake2b(text.encode(), digest_size=8).hexdigest()  # equal in all runs
+                about |= {"row": origins.location(start + at), "id": digest, "script": scripts[start + at]}
             yield about | {"language": languages[at], "length": lengths[at]} | predicted, text
-
-
-def digest(text: str) -> str:
-    """The id of a text, 16 hexadecimal digits, equal in all runs."""
-    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,10 +139,6 @@ def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[st
         numbered = Counter(train["labels"][:])
         counts["labels"] = {config.id2label[number]: numbered[number] for number in sorted(numbered)}
     return counts | {"notes": [without_folders(note, paths) for note in tokens.notes]}
-
-
-MAX_CHARACTERS = 2_000_000  # some 10 seconds on one CPU core
-MIN_ROWS = 100  # fewer training rows say nothing of a model
 
 
 def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:
@@ -181,10 +194,8 @@ def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterab
     ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
     features = ngrams.fit_transform(texts)
     model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
-    predicted: np.ndarray = model.predict(ngrams.transform(others))
-    return predicted
+    return cast(np.ndarray, model.predict(ngrams.transform(others)))
 
 
 def _labels(dataset: Dataset) -> np.ndarray:
-    labels: np.ndarray = dataset.data["labels"].to_numpy()
-    return labels
+    return cast(np.ndarray, dataset.data["labels"].to_numpy())

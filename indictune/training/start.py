@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import (
     EarlyStoppingCallback,
@@ -25,7 +25,7 @@ from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.command_line import PARITY_TRACE
-from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
+from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
 from indictune.data.bad_rows import keep_rejected
@@ -39,23 +39,13 @@ from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy import check_strategy
 from indictune.errors import Problem, Problems
-from indictune.files import (
-    AUTO,
-    HEALTH,
-    METRICS,
-    NOTHING_TO_DO,
-    RECIPE,
-    Record,
-    is_finished,
-    write_json,
-    write_yaml,
-)
+from indictune.files import AUTO, HEALTH, METRICS, NOTHING_TO_DO, RECIPE, Record, is_finished, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import OWN_PROGRESS, Run
-from indictune.tasks.protocol import Objective, Task, Tokens
+from indictune.tasks.protocol import Data, Objective, Task, Tokens, Training
 from indictune.training import bad_steps
 from indictune.training.callbacks.every_step import CheckDivergence, StepFlags, TrainLog
 from indictune.training.exact_trainer import ExactTrainer, IndicTrainer
@@ -68,9 +58,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("indictune")
 
 _ROWS_TIMEOUT_S = 12 * 3600.0  # a node with its own disk may prepare its rows alone
-
-Data = TypeVar("Data", bound=RowArguments)
-Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
 @dataclass(eq=False)
@@ -131,10 +118,7 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
 
 
 def meet_nodes(plan: AnyPlan) -> list[Problem]:
-    """Wait for the ranks of other nodes, if there are any; what a node has other than the first, before a row is read.
-
-    All ranks must call it.
-    """
+    """What another node has other than the first, before a row is read. All ranks must call it, and meet here."""
     if is_one_node(plan.environ):
         return []
     from indictune.distributed import agreement
@@ -269,10 +253,9 @@ def make_trainer(
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:
-    """Start the process group, on a CPU if there is no GPU; returns the training arguments, completed by transformers.
+    """Start the process group, on a CPU if there is no GPU, and complete the training arguments.
 
-    Raises:
-        UserError: transformers refuses a value, or another strategy came up.
+    What transformers refuses, and another strategy that came up, is a `UserError`.
     """
     run.warn(strategy.notes_on_file(plan))
     if plan.launch.from_file:
@@ -351,11 +334,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
 
 
 def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
-
-    Raises:
-        UserError: the checkpoint, or another rank, has other rows.
-    """
+    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it."""
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
         from indictune.training.rank_consistency import check_ranks_agree

@@ -129,12 +129,9 @@ class TaskTrainer(Trainer):
         return scripts_of(self.validation_origins.texts, self.eval_dataset["language"][:])
 
     def look_for_stop(self, what: str, at_once: bool = False) -> None:
-        """Stop if a rank was asked to in the previous call, unless that would lose the step. So no rank waits.
+        """Raise `Stopped` if a rank was asked in the previous call, unless that would lose the step. So no rank waits.
 
         `what` was done, and what does a resumed run? `at_once`: wait for the other ranks now, for a long step follows.
-
-        Raises:
-            Stopped: on all ranks.
         """
         last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
         is_lost = not self.is_in_train and not last.is_dir()  # in training, the step will be saved

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from indictune.checkpoint import plain_model, store
 from indictune.cli import main
+from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.task_models import TEMPERATURE
@@ -236,7 +237,8 @@ def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
     config = AutoConfig.from_pretrained(checkpoint)
 
     def embedding(trusts: bool) -> torch.Tensor:
-        return plain_model._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, False, trusts)
+        about = ModelArguments(str(checkpoint), trust_checkpoint=trusts)
+        return plain_model._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, about)
 
     with pytest.raises(UserError, match=r"\[pickle-not-trusted\]"):
         embedding(trusts=False)

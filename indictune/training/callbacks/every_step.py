@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
@@ -21,9 +21,6 @@ from indictune.files import Record, json_line, keep_lines, write_whole
 from indictune.training.bad_steps import CollectiveFlags, is_below_one, mean_over_ranks
 from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import forget_nan_loss
-
-if TYPE_CHECKING:
-    from indictune.distributed.pipeline.engine import Pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +39,8 @@ class StepFlags(TrainerCallback):
     _unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = field(default_factory=deque)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.trainer.bad_steps.resume_after(state.global_step)
+        if (record := self.trainer.bad_steps.record) is not None:  # later steps are trained again
+            keep_lines(record.path, lambda line: line["step"] <= state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer, request = self.trainer, self.trainer.stop_request
@@ -112,13 +110,18 @@ class CheckDivergence(TrainerCallback):
 
 @dataclass(eq=False)
 class KeepRecords(TrainerCallback):
-    """Forgets a NaN that was logged, and a best step whose weights are not kept."""
+    """Forgets a NaN that was logged, and a best step whose weights are not kept.
+
+    Adds `bubble`, the share of the last step in which ranks of a pipeline waited, and `bubble_formula` to the log.
+    """
 
     trainer: TaskTrainer
 
-    def on_log(self, *_: Any, **more: Any) -> None:
+    def on_log(self, args: TrainingArguments, *_: Any, **more: Any) -> None:
         if "loss" in more["logs"]:
             forget_nan_loss(self.trainer)
+            if (pipeline := self.trainer.parallelism.pipeline) is not None:
+                more["logs"] |= pipeline.waiting(args.gradient_accumulation_steps)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.trainer.forget_uncompared_best()
@@ -218,18 +221,6 @@ class Throughput(TrainerCallback):
 
 def _rates(rows: int, tokens: int, seconds: float) -> dict[str, float]:
     return {"samples_per_second": rows / seconds, "tokens_per_second": tokens / seconds}
-
-
-@dataclass(eq=False)
-class PipelineBubble(TrainerCallback):
-    """Adds `bubble`, the share of the last step in which ranks waited, and `bubble_formula` to what is logged."""
-
-    pipeline: Pipeline
-
-    def on_log(self, args: TrainingArguments, *_: Any, **more: Any) -> None:
-        logs: dict[str, Any] = more["logs"]
-        if "loss" in logs:
-            logs |= self.pipeline.waiting(args.gradient_accumulation_steps)
 
 
 LOGGED = ("loss", "grad_norm", "learning_rate", "bubble", "bubble_formula")

@@ -115,15 +115,12 @@ class ProfileSteps(TrainerCallback):
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self._stop_if_asked()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._stop()
-
     def _stop_if_asked(self) -> None:
         """Stop before the run does, which raises `Stopped` when this step is saved."""
         if self.run.stop_request.agreed:
-            self._stop()
+            self.on_train_end()
 
-    def _stop(self) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return

@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from indictune import upstream
 from indictune.checkpoint import compatibility, store, train_state
-from indictune.checkpoint.compatibility import COMPARES
+from indictune.checkpoint.compatibility import COMPARES, manifest_of
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
@@ -26,14 +26,8 @@ logger = logging.getLogger(__name__)
 
 def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
     """Refuse to resume with other rows: the checkpoint's position in them would mean nothing."""
-    if _manifest_of(checkpoint).data != trainer.data_digest:
+    if manifest_of(checkpoint).data != trainer.data_digest:
         raise UserError("resume-other-rows", "--resume_from_checkpoint", checkpoint)
-
-
-def _manifest_of(checkpoint: Path) -> Manifest:
-    manifest = store.read_manifest(checkpoint)
-    assert manifest is not None  # the checkpoint was chosen by it
-    return manifest
 
 
 def unlogged_loss(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> tuple[float, int]:
@@ -69,11 +63,11 @@ class RestoreProgress(TrainerCallback):
             self._load_random_states(checkpoint, args)
 
     def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
-        is_same_split = _manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
+        is_same_split = manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
         train_state.restore_generators(checkpoint, args, is_same_split)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        manifest = _manifest_of(self.checkpoint)
+        manifest = manifest_of(self.checkpoint)
         # transformers 5.23 continues with the checkpoint's --logging_steps, --eval_steps and --save_steps.
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
         for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
