@@ -255,7 +255,7 @@ def parse_columns(columns: str | None) -> dict[str, str]:
     """
     if columns is None:
         return {}
-    names = {"": ""}  # malformed
+    names = {"": ""}  # malformed, unless they can be read
     if columns.lstrip().startswith("{"):  # a mapping in a recipe
         with suppress(ValueError):
             names = json.loads(columns)
