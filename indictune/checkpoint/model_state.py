@@ -41,9 +41,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from indictune.distributed import sharding, strategy, zero
-from indictune.distributed.fsdp import WEIGHT_SHARDS
 from indictune.distributed.pipeline.engine import Pipeline
-from indictune.distributed.sharding import own_weights, split_like
+from indictune.distributed.sharding import WEIGHT_SHARDS, own_weights, split_like
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.trusted_files import weights_files
 from indictune.run import OWN_PROGRESS

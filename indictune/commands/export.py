@@ -40,7 +40,8 @@ from indictune.models.task_models import class_names
 from indictune.models.trusted_files import ADAPTER_CONFIG, first_line
 from indictune.prediction.labelled_rows import labels_and_scores, text_file
 from indictune.prediction.served_classifier import check_finished, reading_of
-from indictune.versions import check_extra, versions_of
+from indictune.upstream import versions_of
+from indictune.versions import check_extra
 
 _FLAG = "--output_dir"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils.constants import FSDP_MODEL_NAME, FSDP_SHARDING_STRATEGY
+from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 from torch import nn
 
 if TYPE_CHECKING:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from torch.distributed.device_mesh import DeviceMesh
 
-WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"  # the folder in a checkpoint
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 # What FSDP 1 calls a strategy -> whether FSDP2 frees a layer's gathered weights after its forward pass. The others
 # keep copies of the weights.

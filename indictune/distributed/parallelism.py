@@ -18,7 +18,7 @@ from transformers import Trainer
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed import collectives, fsdp, sharding
-from indictune.distributed.ddp import gradient_buckets
+from indictune.distributed.ddp import gradient_buckets, settle_buckets
 from indictune.distributed.zero import DEEPSPEED_NAMES
 from indictune.models.load import without_adapter
 from indictune.models.task_models import is_unread
@@ -92,6 +92,10 @@ class Parallelism:
             fsdp.shard_blocks(trainer.model, data, trainer.accelerator.state.fsdp_plugin)
         else:
             trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
+
+    def settle(self, model: nn.Module, step: Callable[[], object]) -> None:
+        """Run `step` until the order in which gradients are added stays the same; see `ddp.settle_buckets`."""
+        settle_buckets(model, step)
 
     def average_gradients(self, trainer: Trainer) -> None:
         """Average the gradients of a split model over the data axis, after the last micro-batch of a step.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -31,6 +32,8 @@ from indictune.upstream import set_weight_conversions, weight_conversions
 
 if TYPE_CHECKING:
     from transformers import Trainer  # slow to import
+
+WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"  # the folder in a checkpoint
 
 
 def check_strategy_started(launch: Launch, training_args: TrainingArguments) -> None:

@@ -25,7 +25,6 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
-from indictune.distributed.ddp import settle_buckets
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism
 from indictune.models.load import Model
@@ -113,7 +112,7 @@ class ExactTrainer(TaskTrainer):
         if not self.has_begun:
             self.has_begun = True
             states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
-            settle_buckets(args[0], step)
+            self.parallelism.settle(args[0], step)
             states.restore()
             self.restore_unlogged(unlogged)
         loss = step()
