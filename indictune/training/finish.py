@@ -150,7 +150,8 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
-    run.show(f"\nWritten to {run.output_dir}")
+    if run.rank == 0:
+        run.show(f"\nWritten to {run.output_dir}")
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
