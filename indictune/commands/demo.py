@@ -11,7 +11,7 @@ from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import SpaceCardData, metadata_load
 
@@ -32,9 +32,10 @@ from indictune.prediction.chat_model import ChatModel, TooLongError, open_chat_m
 from indictune.prediction.labelled_rows import as_records, label, text_batch
 from indictune.prediction.served_classifier import Classifier, classifier_config, load_served_classifier
 from indictune.report.report_page import write_without_texts
-from indictune.serving import gradio_pages
-from indictune.serving.gradio_pages import Answer, Classify, Message, Reply
 from indictune.versions import check_extra
+
+if TYPE_CHECKING:  # imports Gradio, which may be missing
+    from indictune.serving.gradio_pages import Answer, Classify, Message, Reply
 
 # Module of the package -> file of a Space.
 _SHARED = {"indictune.serving.gradio_pages": "page.py", "indictune.data.languages": "languages.py"}
@@ -56,6 +57,7 @@ The texts that you type stay on the machine that runs the page.
 
 def classify_with(classifier: Classifier) -> Classify:
     """Labels a text as `indictune predict` does."""
+    from indictune.serving.gradio_pages import Answer
 
     def classify(text: str) -> Answer:
         (row,) = as_records(label(classifier, text_batch([text])))
@@ -146,6 +148,8 @@ def demo_app(args: DemoFlags) -> Any:
     """The application for the kind of model in the folder; a `UserError` with every problem of the model."""
     from fastapi import FastAPI
     from gradio import mount_gradio_app
+
+    from indictune.serving import gradio_pages
 
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
     if holds_language_model(Path(args.model)):

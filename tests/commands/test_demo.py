@@ -227,4 +227,6 @@ def test_what_cannot_be_shown_is_refused(
         assert code(str(tmp_path), "--export", str(tmp_path / "new")) == "export-of-adapter"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "config.json"]
     monkeypatch.setitem(sys.modules, "gradio", None)
+    for name in ("indictune.commands.demo", "indictune.serving.gradio_pages"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # imported anew, without Gradio
     assert code(str(classifier)) == "extra-missing"
