@@ -65,12 +65,9 @@ def tf32_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_log_level() -> Iterator[None]:
-    """A command that a test calls in this process shows our messages, which the next tests' would not."""
-    ours = logging.getLogger("indictune")
-    before = ours.level
-    yield
-    ours.setLevel(before)
+def _own_log_level() -> None:
+    """A command that an earlier test or fixture called in this process shows our messages; this test's would follow."""
+    logging.getLogger("indictune").setLevel(logging.NOTSET)
 
 
 @dataclass(frozen=True)
