@@ -66,7 +66,7 @@ def tf32_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_log_level() -> None:
-    """A command that an earlier test or fixture called in this process shows our messages; this test's would follow."""
+    """Forget the level that a command of an earlier test or fixture has set in this process."""
     logging.getLogger("indictune").setLevel(logging.NOTSET)
 
 
