@@ -72,4 +72,3 @@ def display_width(text: str) -> int:
     """
     shown = [each for each in text if unicodedata.category(each) not in ("Mn", "Me", "Cf")]
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in shown)
-

@@ -84,7 +84,7 @@ def note_of_fsdp_1(environ: Mapping[str, str]) -> str:
 
 
 def use_fsdp_2(environ: MutableMapping[str, str]) -> None:
-    """Make accelerate run FSDP2, and shard the layers that `repeated_blocks` finds.
+    """Make accelerate run FSDP2. `sharding.fit_to_model` gives it the layers to shard, of `repeated_blocks`.
 
     FSDP2 prefetches, broadcasts weights and keeps the original parameters by itself. Checkpoints are always in shards.
     """

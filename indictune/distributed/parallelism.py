@@ -222,4 +222,3 @@ def _send(whole: Tensor, own: Tensor | None, name: str, args: IndicTrainingArgum
     torch.distributed.broadcast(sent.contiguous() if is_first else sent, 0)
     if own is not None and not is_first:
         own.copy_(sharding.split_like(own, sent, name))
-

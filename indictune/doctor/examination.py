@@ -145,7 +145,8 @@ def _between_ranks(
 
 def _launch_line(launch: Launch, args: TrainingArguments) -> Outcome:
     """The strategy, its axes, processes and backend. `check_strategy_started` has compared strategy and processes."""
-    nodes, axes = max(1, launch.world_size // launch.local_world_size), shown_axes(launch)
+    nodes = max(1, launch.world_size // launch.local_world_size)
+    axes = shown_axes(launch) or (f"data {launch.data_size}" if launch.data_size > 1 else "")
     asked = f"{launch.strategy}, {launch.world_size} process(es) on {nodes} node(s)" + (f", {axes}" if axes else "")
     if not distributed.is_initialized():
         return Outcome(LAUNCH_CHECK, "ok", f"{asked}, on {args.device}")

@@ -1,4 +1,4 @@
-"""Scores of rows: of labels, entities, predicted numbers, and answers given or written."""
+"""Scores of rows, such as accuracy and F1: of labels, entities, predicted numbers, and answers given or written."""
 
 from __future__ import annotations
 

@@ -200,7 +200,8 @@ def _training(facts: CardFacts) -> dict[str, Any]:
 
 
 def _measured(facts: CardFacts, name: str) -> str | None:
-    return f"{float(facts.energy[name]):.4g}" if name in facts.energy else None
+    is_whole = {"energy_consumed", "emissions"} <= facts.energy.keys()
+    return f"{float(facts.energy[name]):.4g}" if is_whole else None
 
 
 def _link(name: str, kind: str) -> Verbatim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,7 @@ class TextObjective(Objective):
     ) -> None:
         self.config = config
         self.padded = padded
-        self.loss = loss or self.loss
-        self.names = class_names(config)
+        self.loss = loss or copy(self.loss)  # a window or a device is set on it
         self._tokenizer = tokenizer
         # Models read a row's first token and count positions from it, or look for the last token that is no padding.
         if config.model_type != "xlnet":
@@ -123,6 +123,7 @@ class SingleLabel(TextObjective):
         self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
     ) -> None:
         super().__init__(config, tokenizer, padded, loss)
+        self.names = class_names(config)
         self.temperature: float | None = getattr(config, TEMPERATURE, None)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
@@ -197,6 +198,7 @@ class MultiLabel(TextObjective):
         self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
     ) -> None:
         super().__init__(config, tokenizer, padded, loss)
+        self.names = class_names(config)
         self.threshold: float = getattr(config, "threshold", 0.5)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:

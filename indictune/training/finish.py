@@ -38,7 +38,6 @@ from indictune.versions import versions_of_steps
 logger = logging.getLogger(__name__)
 
 
-
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
 
@@ -56,7 +55,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     unfinished = run.output_dir / UNFINISHED_MODEL
     needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
     with save.reporting(run.output_dir, "the model", unfinished, needed_bytes):
-        trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+        trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish_run`, when all is written
         if run.rank == 0:
             trainer.objective.finish_tokenizer(unfinished, configuration_of(run.output_dir)["max_length"])
         collectives.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
@@ -87,7 +86,7 @@ def put_in_place(folder: Path, target: Path) -> None:
     folder.rmdir()
 
 
-def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens, saved_files: list[str]) -> None:
+def finish_run(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens, saved_files: list[str]) -> None:
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
     The test rows are evaluated only here. `result` comes from `train`, and `saved_files` from `save_model`.
@@ -182,4 +181,3 @@ def peak_memory_bytes(trainer: ExactTrainer) -> int:
     else:
         mine = torch.accelerator.max_memory_allocated(device)
     return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())
-

@@ -9,7 +9,15 @@ from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
-from indictune.training.start import context_of, fit_batches, load_model, make_trainer, meet_nodes, start, train_model
+from indictune.training.start import (
+    context_of,
+    fit_batches,
+    load_model,
+    make_trainer,
+    meet_nodes,
+    start_ranks,
+    train_model,
+)
 
 
 def run_task(task: Task[Any, Any, Any], run: Run) -> None:
@@ -19,7 +27,7 @@ def run_task(task: Task[Any, Any, Any], run: Run) -> None:
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
-    args, point = start(plan, run, tokens)
+    args, point = start_ranks(plan, run, tokens)
     run.warn(tokens.notes)
     if tokens.summary:
         run.show(f"\n{tokens.summary}\n")
@@ -32,8 +40,8 @@ def run_task(task: Task[Any, Any, Any], run: Run) -> None:
     result = train_model(trainer, plan, run, point, tokens)
 
     from indictune.training.evaluation import write_samples
-    from indictune.training.finish import finish, save_model  # with verification, card, report and Hub
+    from indictune.training.finish import finish_run, save_model  # with verification, card, report and Hub
 
     saved_files = save_model(trainer, run)
     write_samples(trainer, run, tokens.samples)
-    finish(trainer, run, result, tokens, saved_files)
+    finish_run(trainer, run, result, tokens, saved_files)

@@ -156,7 +156,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     return plan
 
 
-def start(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Training, ResumePoint]:
+def start_ranks(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tuple[Training, ResumePoint]:
     """Bring up the process group, and choose the checkpoint to resume from. All ranks must call it.
 
     Raises:

@@ -179,6 +179,7 @@ def test_a_space_has_no_texts_of_rows(tmp_path: Path) -> None:
     assert (model / "report.html").read_text() == secret
 
 
+@pytest.mark.more
 @needs_gradio
 def test_a_page_takes_no_files(classifier: Path) -> None:
     async def answer() -> httpx2.Response:

@@ -56,6 +56,7 @@ def record(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.more
 def test_any_number_of_rows_and_tokens_gets_the_logits_of_the_model(model: Path, exported: Path) -> None:
     assert (record(exported)["texts"], record(exported)["equal"]) == (20, 20)
     torch_model: Any = AutoModelForSequenceClassification.from_pretrained(model).eval()
@@ -67,6 +68,7 @@ def test_any_number_of_rows_and_tokens_gets_the_logits_of_the_model(model: Path,
         np.testing.assert_allclose(logits_of(exported, texts), expected, atol=2e-4)
 
 
+@pytest.mark.more
 def test_the_program_of_the_card_runs(
     exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Tokens
-from indictune.training.start import start
+from indictune.training.start import start_ranks
 
 
 def main(run: Run) -> None:
@@ -29,7 +29,7 @@ def main(run: Run) -> None:
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
     no_rows = Dataset.from_dict({"length": [], "input_ids": [], "labels": [], "language": []})
-    start(plan, run, Tokens(no_rows, no_rows, None, str))
+    start_ranks(plan, run, Tokens(no_rows, no_rows, None, str))
     if engine_of(plan.launch.strategy).startswith("zero"):
         from deepspeed.utils import groups  # slow
 

@@ -67,6 +67,7 @@ def test_it_goes_on_bit_for_bit_after_any_step(unbroken: list[torch.Tensor], sto
     assert are_equal(resumed_after(stopped_at, counts_again=True), unbroken)
 
 
+@pytest.mark.more
 def test_upstream_forgets_the_powers_of_the_betas(unbroken: list[torch.Tensor]) -> None:
     """When this fails, DeepSpeed goes on exactly by itself, and `count_again` can go."""
     assert not all(are_equal(resumed_after(step, counts_again=False), unbroken) for step in STOPS)

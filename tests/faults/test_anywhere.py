@@ -29,6 +29,8 @@ BATCHES = {
     "without evaluation": ("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
     "an adapter": ("--method", "lora"),
 }
+
+
 def _marks(number: int, step: int) -> list[pytest.MarkDecorator]:
     """`make test` stops one kind of batches after one step, `make test-more` four more; the slow tests try all."""
     if step != 1 + 2 * (number % 3) or number % 2 == 0:

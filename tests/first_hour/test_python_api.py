@@ -59,6 +59,7 @@ def test_a_dictionary_trains_and_gives_metrics_and_curves(run: indictune.Result,
     assert recorded == run
 
 
+@pytest.mark.more
 def test_texts_get_labels(run: indictune.Result) -> None:
     (row, empty) = indictune.predict(["बहुत अच्छी फिल्म", ""], run)
     assert row["label"] == max(row["scores"], key=row["scores"].get)
@@ -73,6 +74,7 @@ def test_a_file_is_scored_as_by_the_command(run: indictune.Result, folder: Path)
     assert scores == json.loads((folder / "scores/metrics.json").read_text())
 
 
+@pytest.mark.more
 def test_a_model_is_loaded_ready_to_use(run: indictune.Result) -> None:
     model, tokenizer = indictune.load(run.folder)
     assert not model.training
@@ -83,6 +85,7 @@ def test_a_model_is_loaded_ready_to_use(run: indictune.Result) -> None:
     assert list(row["scores"].values()) == pytest.approx(scores.tolist(), abs=1e-5)
 
 
+@pytest.mark.more
 def test_mistakes_are_raised_as_problems(folder: Path, tmp_path: Path) -> None:
     rows = str(folder / "tweets.csv")
     with pytest.raises(UserError) as early:

@@ -182,12 +182,14 @@ def test_ddp_with_a_precision(runs: Runs) -> None:
     assert not any("Ignoring" in line for line in outcome.printed)
 
 
+@pytest.mark.more
 def test_fsdp_1(runs: Runs) -> None:
     outcome = runs.of_two("fsdp1", "fsdp2")
     assert "FULL_SHARD is reshard_after_forward true" in outcome.line_with("FSDP 1")
     runs.is_as_one_process(outcome)
 
 
+@pytest.mark.more
 def test_zero_3_of_accelerate_config_saves_the_whole_model(runs: Runs) -> None:
     outcome = runs.of_two("zero3", "zero3")
     assert outcome.recipe["bf16"] is False
@@ -198,6 +200,7 @@ def test_zero_3_of_accelerate_config_saves_the_whole_model(runs: Runs) -> None:
     runs.is_as_one_process(outcome)
 
 
+@pytest.mark.more
 def test_a_deepspeed_file_of_peers_does_not_change_the_model(runs: Runs) -> None:
     outcome = runs.of_two("peers", "zero1")
     line = outcome.line_with("Ignoring")

@@ -79,6 +79,7 @@ def test_parts_that_others_could_have_written_are_not_read(
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.more
 def test_parts_without_a_recipe_are_not_put_together(
     run_under: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_parts_without_a_recipe_are_not_put_together(
     assert "[embedding-without-recipe]" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_parts_are_not_put_together_with_rows_of_another_model(
     run_under: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def stopped_copy(whole: Run, folder: Path, stopped_at: int = STOPPED_AT) -> Path
     return folder
 
 
+@pytest.mark.more
 def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path) -> None:
     flags = ("--per_device_train_batch_size", "24")
     whole = run_under("single", 1, *flags)

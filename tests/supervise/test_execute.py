@@ -23,7 +23,7 @@ from indictune.supervise.execute import SupervisedRun, execute
 from indictune.supervise.run_folder import write_status
 from indictune.supervise.watchdog import Ranks, Watchdog
 from indictune.training.bad_steps import NonFiniteLossError
-from tests.supervise.test_heartbeat import having_passed
+from tests.supervise.test_watchdog import having_passed
 from tests.test_file_locks import holding
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
