@@ -161,9 +161,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
     resumes = recipe.values.get("resume_from_checkpoint") == AUTO and not recipe.problems
-    if (
-        resumes and run.ranks.all_here and is_finished(run.output_dir)
-    ):  # several nodes decide together, in `start_ranks`
+    # Several nodes decide together, in `start_ranks`.
+    if resumes and run.ranks.all_here and is_finished(run.output_dir):
         end = _end_of_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
