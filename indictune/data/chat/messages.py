@@ -65,9 +65,10 @@ def is_prompt_text(row: Row) -> bool:
 def messages_of(row: Row) -> list[Message]:
     """The messages of a row: an optional system message, then user and assistant by turns.
 
-    Each has `role` and `content`. Texts stay as they are. A system message without text is left out. Raises `RowError`
-    if a text is missing, empty or of the wrong type, a role is unknown or out of order, the last message is not an
-    answer, or training would ignore a key.
+    Each has `role` and `content`. Texts stay as they are. A system message without text is left out.
+
+    Raises `RowError` if a text is missing, empty or of the wrong type, or a role is unknown or out of order. Raises it
+    too if the last message is not an answer, or training would ignore a key.
     """
     form = _form_of(row)
     _check_ignored(row, form)

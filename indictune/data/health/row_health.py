@@ -100,15 +100,18 @@ class UnknownTokens:
         return f"{shortened(self.language)} ({self.script})"
 
 
-def sample_of_languages(texts: Iterable[str], languages: pa.ChunkedArray) -> Iterator[tuple[str, int, list[str]]]:
-    """Each language, the number of its rows, and at most 1,000 of their texts, drawn at random, in the rows' order."""
+def drawn_rows(languages: pa.ChunkedArray) -> list[tuple[str, int, list[int]]]:
+    """Each language, the number of its rows, and at most 1,000 of them by number, drawn at random, ascending."""
     values = languages.unique()
     codes = pc.index_in(languages, value_set=values).to_numpy()
     order = np.random.default_rng(0).permutation(len(codes))
-    drawn = [np.sort(order[codes[order] == code][:MEASURED_ROWS]) for code in range(len(values))]
-    text_of = chosen_texts(texts, np.isin(np.arange(len(codes)), np.concatenate(drawn)))
-    for language, count, rows in zip(values.to_pylist(), np.bincount(codes).tolist(), drawn, strict=True):
-        yield language, count, [text_of[row] for row in rows.tolist()]
+    drawn = [np.sort(order[codes[order] == code][:MEASURED_ROWS]).tolist() for code in range(len(values))]
+    return list(zip(values.to_pylist(), np.bincount(codes).tolist(), drawn, strict=True))
+
+
+def _are_among(rows: int, drawn: Iterable[tuple[str, int, list[int]]]) -> np.ndarray:
+    """Which of so many rows are among the drawn ones, bool [rows]."""
+    return np.isin(np.arange(rows), [number for *_, numbers in drawn for number in numbers])
 
 
 def check_unknown(rows: StoredRows, tokenizer: PreTrainedTokenizerBase, plan: RunPlan[Any, Any]) -> None:
@@ -154,7 +157,10 @@ def unknown_tokens(
     """
     if tokenizer.unk_token_id is None:
         return
-    for language, rows, sample in sample_of_languages(texts, languages):
+    drawn = drawn_rows(languages)
+    text_of = chosen_texts(texts, _are_among(len(languages), drawn))
+    for language, rows, numbers in drawn:
+        sample = [text_of[number] for number in numbers]
         scripts = list(map(script_of, sample))
         tokens, unknown = Counter[str](), Counter[str]()
         for script, ids in zip(scripts, _ids_of_texts(sample, tokenizer), strict=True):
@@ -298,13 +304,16 @@ def measure(
     """
     train = splits["train"]
     findings, measured = list(found), []
-    for language, rows, texts in sorted(sample_of_languages(train.texts, train.table["language"])):
+    drawn, compared = drawn_rows(train.table["language"]), _sample(len(train), _MAX_TRAIN)
+    text_of = chosen_texts(train.texts, compared | _are_among(len(train), drawn))  # read once: they may be many
+    for language, rows, numbers in sorted(drawn):
         of_rows = cut if isinstance(cut, int) else cut.get(language, 0.0)
+        texts = [text_of[number] for number in numbers]
         health, more = language_health(language, rows, texts, tokenizer, of_rows)
         measured.append(health)
         findings += more
     are_classes = has_classes(train.table, problem_type)
-    sample = chosen_texts(train.texts, _sample(len(train), _MAX_TRAIN))
+    sample = {row: text for row, text in text_of.items() if compared[row]}
     for name, split in splits.items():
         findings += [] if name == "train" else _near_duplicates(name, split, train, sample, are_classes)
     balance: list[dict[str, Any]] = []
