@@ -16,7 +16,7 @@ import pytest
 from tests.ranks.launching import ROOT
 
 SPEAK = """
-import logging
+import logging, time
 from indictune.supervise.run_folder import ConsoleHandler
 from indictune.stop_signals import StopRequest
 logger = logging.getLogger("indictune")
@@ -26,6 +26,9 @@ request = StopRequest()
 with request.listening():
     request.wait_for_the_step()
     logger.info("x" * 1_000_000)
+    deadline = time.monotonic() + 9
+    while not request.asked and time.monotonic() < deadline:  # another thread receives it
+        time.sleep(0.01)
     logger.info("asked: %s", request.asked)
 """
 
