@@ -9,6 +9,8 @@ SITE := $(VENV)/.docs
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py zero.py))
 export TOKENIZERS_PARALLELISM ?= false
+# The tests start python hundreds of times: it keeps what it has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 # Each environment keeps what DeepSpeed compiles in it. In a folder that they share, each would compile it again.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from filelock import FileLock
 
+from tests.ranks.forking import SERVERS
 from tests.ranks.launching import ROOT, SCRIPT, Run, path, python, start
 
 
@@ -27,14 +30,19 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder of all processes that test side by side."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What an earlier run of the tests prepared hides nothing; processes that test side by side share the cache."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    folder = shared_folder(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INDICTUNE_CACHE", str(folder / "indictune_cache"))
+        patch.setenv(SERVERS, str(folder))
         yield
 
 
@@ -50,6 +58,7 @@ def _own_signals() -> Iterator[None]:
 @pytest.fixture
 def tf32_as_before() -> Iterator[None]:
     """How fp32 is multiplied is the process's: the test finds torch's own setting, and leaves it."""
+    import torch
     from transformers.utils.import_utils import enable_tf32  # not before `pytest_configure`
 
     def reset() -> None:
@@ -82,7 +91,17 @@ class FinishedRun(Run):
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """30 training rows in batches of 8 over two epochs: 8 steps. Line 31 has no text, line 32 is a validation row."""
-    folder = tmp_path_factory.mktemp("finished")
+    folder = shared_folder(tmp_path_factory) / "finished"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "said.json").exists():
+            _finish_run(folder)
+    stdout, stderr = json.loads((folder / "said.json").read_text(encoding="utf-8"))
+    return FinishedRun(folder / "out", folder / "job.yaml", stdout, stderr)
+
+
+def _finish_run(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # what another process did not finish
+    folder.mkdir()
     rows = {
         split: (ROOT / f"indictune/data/samples/{split}.jsonl").read_text(encoding="utf-8").splitlines()[:number]
         for split, number in (("train", 30), ("validation", 13), ("test", 11))
@@ -107,7 +126,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     command = [*python(), SCRIPT, "--config", str(recipe), "--output_dir", str(folder / "out"), "--report", "true"]
     result = start(command)
     assert result.returncode == 0, result.stderr
-    return FinishedRun(folder / "out", recipe, result.stdout, result.stderr)
+    (folder / "said.json").write_text(json.dumps([result.stdout, result.stderr]), encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +134,11 @@ def no_blocked_signals() -> Iterator[None]:
     """A command that a test calls in this process blocks signals first, and the next tests' programs inherit that."""
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def pytest_collection() -> None:
+    """Look for no garbage among modules and tests, which all stay: that takes a third of the time of the imports."""
+    gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,5 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What a module that was imported holds back, every program that a test starts would hold back too."""
+    gc.freeze()
+    gc.enable()
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert held_back == set(), f"a test's imports hold signals back: {held_back}"

@@ -178,7 +178,7 @@ def test_a_batch_is_asked_for_when_the_one_before_is_tokenised() -> None:
     assert sizes == [(1, 2), (2, 2), (3, 2)]
 
 
-@pytest.mark.parametrize("train_on_prompts", [False, True])
+@pytest.mark.parametrize("train_on_prompts", [False, pytest.param(True, marks=pytest.mark.more)])
 @pytest.mark.parametrize("path", [SAMPLES, SFT / "xquad_hi.messages.jsonl", SFT / "v1_sft_demo.jsonl"], ids=str)
 def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_on_prompts: bool) -> None:
     """Written plainly: a row at a time, a token at a time."""

@@ -31,8 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "tests/ranks/rank.py"
 SOCKET = "TEST_SERVER_SOCKET"
-LAUNCHERS = ("accelerate.commands.launch", "torch.distributed.run")
-# What runs import after they have begun.
+SERVERS = "TEST_SERVERS"
+LAUNCHERS = ("accelerate.commands.accelerate_cli", "torch.distributed.run", "deepspeed.launcher.runner")
+# What runs import after they have begun. Baselines are made by scikit-learn, whose import takes a second.
 LATE = (
     "indictune.training.chat_trainer",
     "indictune.training.finish",
@@ -44,8 +45,16 @@ LATE = (
     "indictune.doctor.examination",
     "indictune.planning.machine_failures",
     "indictune.distributed.agreement",
+    "indictune.distributed.vocabulary_choice",
     "sacrebleu",
+    "rensa",
+    "sklearn.feature_extraction.text",
+    "sklearn.linear_model",
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.original_muon",
 )
+
+_code: int | None = None  # with which this fork ends, where its script has decided that
 
 
 def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> subprocess.CompletedProcess[str]:
@@ -164,22 +173,34 @@ def _path(environment: dict[str, str]) -> str:
 
 
 @functools.cache
-def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, subprocess.Popen[bytes]]:
-    """The socket of one for each process that tests; it ends when its standard input is closed, with that process."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = f"{folder}/server"
-    environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.ranks.forking", path],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
-    return path, server
+def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, int]:
+    """The socket of a server, and what keeps it alive: it ends when no process has the other end of its input open.
+
+    Processes that test side by side share it, by a folder that `SERVERS` names.
+    """
+    from filelock import FileLock  # not for every rank, which starts from this file too
+
+    folder = os.environ.get(SERVERS)
+    if folder is None:
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    name = Path(folder, "-".join(value for _, value in variables))
+    with FileLock(f"{name}.lock"):
+        path = Path(f"{name}.socket")
+        with suppress(OSError):  # there is none yet, or it has ended
+            return str(path), os.open(f"{name}.input", os.O_WRONLY | os.O_NONBLOCK)
+        for each in (path, Path(f"{name}.input")):
+            each.unlink(missing_ok=True)
+        os.mkfifo(f"{name}.input")
+        reading = os.open(f"{name}.input", os.O_RDONLY | os.O_NONBLOCK)
+        writing = os.open(f"{name}.input", os.O_WRONLY)
+        environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
+        command = [sys.executable, "-m", "tests.ranks.forking", str(path)]
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=reading, stdout=subprocess.PIPE)
+        os.close(reading)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+    return str(path), writing
 
 
 class _Server:
@@ -243,6 +264,7 @@ class _Server:
 
 
 def _main() -> None:
+    atexit.register(_end)  # before all others, so that it is called after all others
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what an import prints is no answer
         for script in ("train_sentiment.py", "train_llama.py"):
@@ -251,10 +273,9 @@ def _main() -> None:
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1)
         )  # `before_imports` is for a script
+        os.environ["DS_ACCELERATOR"] = "cpu"
         for name in (*LAUNCHERS, *LATE):
             importlib.import_module(name)
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        importlib.import_module("deepspeed")
         gc.freeze()  # what is here stays; a fork need not look through it
         server = _Server(sys.argv[1])
         print("ready", file=answers)
@@ -263,13 +284,28 @@ def _main() -> None:
         _run(**job)
 
 
+def _end() -> None:
+    """End without the clearing away of all modules: it takes most of a second, and copies the server's memory."""
+    if _code is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_code)
+
+
 def _run(command: list[str], environment: dict[str, str]) -> None:
+    global _code
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
     sys.argv = command
     sys.path[0] = str(ROOT / Path(command[0]).parent)
-    runpy.run_path(command[0], run_name="__main__")
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+        _code = 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            _code = (end.code or 0) & 0xFF
+        raise
 
 
 if __name__ == "__main__":

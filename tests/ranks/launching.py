@@ -1,4 +1,8 @@
-"""Start training scripts the way users do, and read what they leave."""
+"""Start training scripts the way users do, and read what they leave.
+
+The process that only shares out the tests imports this too. So torch, which takes ten seconds with all that comes with
+it, is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-from indictune.models.active_vocabulary import ROW_IDS
 from tests.ranks.forking import RANK, Forked, fork
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/train_sentiment.py"
@@ -28,7 +30,7 @@ EMBEDDING = "bert.embeddings.word_embeddings.weight"
 _FOLDERS = ("scripts/", "tests/", "benchmarks/", "indictune/")
 _LAUNCHERS = [str(BIN / name) for name in ("accelerate", "torchrun", "deepspeed")]
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, "torch.Tensor"]
 
 
 def path() -> str:
@@ -94,7 +96,7 @@ def start(
     script = next((place for place, word in enumerate(words) if word.startswith(_FOLDERS) or word[-3:] == ".py"), None)
     if script is not None and words[script].startswith("scripts/train_") and "--report" not in words:
         command = [*command, "--report", "false"]  # it takes two seconds of a run
-    if script is not None and not anew and not torch.cuda.is_available():
+    if script is not None and not anew and not _has_gpu():
         if command[:script] == python():
             return fork(command[script:], environment, timeout_s)
         if command[0] in _LAUNCHERS:
@@ -104,6 +106,12 @@ def start(
     )
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | Forked:
     """Start a script in the background, forked where there is no GPU. Its output is kept.
 
@@ -111,7 +119,7 @@ def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[s
         command: the script, from the repository's root, and its flags.
         environment: of the process.
     """
-    if not torch.cuda.is_available():
+    if not _has_gpu():
         return Forked(command, environment)
     nothing, kept = subprocess.DEVNULL, subprocess.PIPE
     return subprocess.Popen([*python(), *command], cwd=ROOT, env=environment, stdout=nothing, stderr=kept, text=True)
@@ -138,10 +146,18 @@ class Run:
     @property
     def weights(self) -> Weights:
         """Of the final model."""
+        from safetensors.torch import load_file
+
         return load_file(self.folder / "model.safetensors")
 
     def weights_at(self, step: int) -> Weights:
         """Of a checkpoint, whole or in shards; these have only the trained rows of an embedding."""
+        import torch
+        from safetensors.torch import load_file
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        from indictune.models.active_vocabulary import ROW_IDS
+
         checkpoint = self.folder / f"checkpoint-{step}"
         if (checkpoint / "model.safetensors").exists():
             return load_file(checkpoint / "model.safetensors")
@@ -157,6 +173,10 @@ class Run:
 
     def row_ids_at(self, step: int) -> torch.Tensor:
         """The embedding rows that a checkpoint trains."""
+        import torch
+
+        from indictune.models.active_vocabulary import ROW_IDS
+
         path = self.folder / f"checkpoint-{step}" / ROW_IDS
         return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
 

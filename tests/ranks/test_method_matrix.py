@@ -142,7 +142,7 @@ def test_a_method(runs: dict[str, Runs], record_property: Note, kind: str, file:
     shown = ("exact evaluation", "verified save") if method == "full" else ()
     if not noted(record_property, of, file, method, *shown):
         return
-    one, run = of.of_one_process(*KINDS[kind].one[method], *flags), of.under(file, *flags)
+    one, run = of.of_one_process(*KINDS[kind].one[method], *flags), of.under(file, *flags, "--save_strategy", "no")
     strategy = {"single_gpu": "single", "fsdp2_qlora": "fsdp2"}.get(file, file)
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, ranks_of(file))
     assert len(run.log) == STEPS
