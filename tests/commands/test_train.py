@@ -52,6 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return shown.err
 
 
+@pytest.mark.more
 def test_a_file_is_enough(empty: Path) -> None:
     done = typed(
         empty, "train", "sentiment", "--train_file", "tweets.csv", "--max_steps", "2", "--validation_file=tweets.csv"

@@ -112,6 +112,7 @@ def test_a_deepspeed_file_may_gain_or_lose_an_optimizer_and_a_schedule(
     assert "other settings" not in result.stderr
 
 
+@pytest.mark.more
 def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job: Job) -> None:
     flags = ("--logging_steps", "1", "--eval_steps", "4", "--save_steps", "4")
     result = replace(job, flags=(*job.flags, *flags)).start()
@@ -127,6 +128,7 @@ def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
     assert "other packages" not in result.stderr
 
 
+@pytest.mark.more
 def test_packages_of_other_versions_are_named_with_both(job: Job) -> None:
     """One that has gone, or has come, computes no step of both."""
     checkpoint = job.folder / "checkpoint-4"

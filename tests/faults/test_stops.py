@@ -41,7 +41,7 @@ def unbroken(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.parametrize(
     ("place", "step"),
     [
-        (f"{STEP}:1", 2),  # the flag is read a step later
+        pytest.param(f"{STEP}:1", 2, marks=pytest.mark.more),  # the flag is read a step later
         pytest.param(f"{STEP}:3", 4, marks=pytest.mark.slow),
         pytest.param(f"{STEP}:7", 8, marks=pytest.mark.more),
         pytest.param(f"{EVALUATION}:1", 2, marks=pytest.mark.slow),
@@ -104,8 +104,10 @@ def assert_counts_all_starts(job: Job) -> None:
     "place",
     [
         "os:fsync:9",
-        "pathlib:Path.rename:2",
-        *(pytest.param(each, marks=pytest.mark.more) for each in ("os:fsync:1", "pathlib:Path.rename:1")),
+        *(
+            pytest.param(each, marks=pytest.mark.more)
+            for each in ("os:fsync:1", "pathlib:Path.rename:1", "pathlib:Path.rename:2")
+        ),
     ],
 )
 def test_a_run_that_is_killed_while_it_saves_goes_on(

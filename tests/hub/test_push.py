@@ -95,7 +95,7 @@ def test_a_push_to_a_branch_and_a_pull_request(server: Hub, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("part", ["/repos/create", "/auth-check", "/preupload/", "/batch", "/stored/", "/commit/"])
-@pytest.mark.parametrize("answer", [500, 503, 429, "drop"])
+@pytest.mark.parametrize("answer", [500, *(pytest.param(code, marks=pytest.mark.more) for code in (503, 429)), "drop"])
 def test_a_hub_that_is_away_is_asked_again(
     server: Hub, folder: Path, waits: list[float], part: str, answer: int
 ) -> None:

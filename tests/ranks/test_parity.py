@@ -68,7 +68,7 @@ def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [pytest.param("12", marks=pytest.mark.slow), pytest.param("4", marks=pytest.mark.slow), "1"]
+    "rows", [pytest.param("12", marks=pytest.mark.slow), "4", pytest.param("1", marks=pytest.mark.more)]
 )
 def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> None:
     """24 = 1 x 24 = 1 x 12 x 2 = ...; the last global batch of an epoch has 5 rows, fewer than its micro-batches."""

@@ -149,12 +149,13 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 # The slow tests try all pairs.
-MARKS = {("regression", "ddp"): [], ("multi_label", "fsdp2"): [pytest.mark.more]}
+MORE = {("regression", "ddp"), ("multi_label", "fsdp2")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), [pytest.param(*pair, marks=MARKS.get(pair, pytest.mark.slow)) for pair in PAIRS]
+    ("name", "strategy"),
+    [pytest.param(*pair, marks=pytest.mark.more if pair in MORE else pytest.mark.slow) for pair in PAIRS],
 )
 def test_two_ranks_train_the_model_of_one_process(
     runs: dict[str, Callable[..., Run]], name: str, strategy: str
