@@ -89,6 +89,16 @@ def llama2(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@pytest.fixture(scope="module")
+def llama2_of_every_token(llama2: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """It normalises after every special token, as LLaMA 2's `tokenizer.json` does."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(llama2.name_or_path)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return tokenizer
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase, name: str, chats: Conversations, max_length: int = 1000, **options: bool
 ) -> Dataset:
@@ -222,18 +232,13 @@ def test_byte_level_labels_are_the_answers_with_their_ends(
     assert counted(tokenizer, labels) == "".join(f"{before}{answer}{after}{end}" for _, answer in turns)
 
 
-@pytest.mark.parametrize("normalised", ["at the start of the text", "after every special token"])
+@pytest.mark.parametrize("tokenizer", ["llama2", "llama2_of_every_token"])
 @pytest.mark.parametrize("name", ["llama2", "plain"])
 @pytest.mark.parametrize("turns", TURNS)
 def test_llama2_labels_are_the_answers_with_their_ends(
-    llama2: PreTrainedTokenizerBase, turns: list[tuple[str, str]], name: str, normalised: str
+    request: pytest.FixtureRequest, turns: list[tuple[str, str]], name: str, tokenizer: str
 ) -> None:
-    if normalised == "after every special token":  # as in the tokenizer.json of LLaMA 2
-        folder = Path(llama2.name_or_path)
-        llama2 = AutoTokenizer.from_pretrained(folder)
-        llama2.backend_tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
+    llama2 = request.getfixturevalue(tokenizer)
     (labels,) = encode(llama2, name, rows(chat(*turns)))["labels"][:]
     expected = [f" {answer} </s>" if name == "llama2" else f"{answer}</s>" for _, answer in turns]
     assert counted(llama2, labels) == "".join(expected)

@@ -108,7 +108,7 @@ def test_lora_matrices_and_the_plain_head_are_trained(saved: Saved, architecture
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", [pytest.param("lora", marks=pytest.mark.more), "qlora"])
 def test_what_is_read_again_is_what_was_trained(
     saved: Saved, tmp_path: Path, architecture: str, method: Method
 ) -> None:
