@@ -47,12 +47,11 @@ TYPED = {
     "a typing error, to the script": ["scripts/train_sentiment.py", "--lerning_rate", "1"],
     "a typing error, to a verb": ["-m", "indictune", "evaluate", "--modle", "outputs"],
 }
-JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128")
+JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128", "--validation_split", "0")
 OF_70B = (
     *("--task", "chat", "--bf16", "true", "--global_batch_size", "32"),
     *("--gpus", "32", "--nodes", "4", "--gpu", "h100"),
 )
-NOT_BEFORE = ("--validation_split", "0")  # an earlier version holds no rows out
 SAME_BATCH = ("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE))
 ONE_STEP = (
     *SAME_BATCH,
@@ -101,12 +100,12 @@ def main() -> None:
         prepare, run = ["-m", "indictune", "prepare", *job], ["scripts/train_sentiment.py", *job, *ONE_STEP]
         checkouts = [ROOT, *(Path(each).resolve() for each in earlier)]
         for each in checkouts:
-            seconds_of([*prepare, *(NOT_BEFORE if each == ROOT else ())], each)
+            seconds_of(prepare, each)
         bare = ["-m", "benchmarks.bare_trainer", resolve(JOB[1]), str(rows), f"{work}/bare"]
         output_of(bare)
         LARGE.save_pretrained(work)
         plan = ["-m", "indictune", "plan", "--model", f"{work}/config.json", *OF_70B]
-        again = {"indictune prepare, again": [*prepare, *NOT_BEFORE]}
+        again = {"indictune prepare, again": prepare}
         plans = {"indictune plan, 70B": [*plan, "--method", "full"], "indictune plan, 70B, all methods": plan}
         commands = {**COMMANDS, **TYPED, **again, **plans}
         seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN, BARE)}
@@ -118,8 +117,7 @@ def main() -> None:
                 seconds[name].append(seconds_of(command))
             for times, checkout in zip((seconds, before), checkouts, strict=False):
                 output_dir = Path(work) / f"{lap} of {checkout.name}"
-                own = NOT_BEFORE if checkout == ROOT else ()
-                seconds_of([*run, *own, "--output_dir", str(output_dir)], checkout)
+                seconds_of([*run, "--output_dir", str(output_dir)], checkout)
                 metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
                 times[RUN].append(metrics["time_to_first_step_s"])
             seconds[BARE].append(float(output_of(bare).rpartition(FIRST_STEP)[2].split()[0]))
