@@ -240,6 +240,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.more
 def test_the_way_to_the_training_passes_few_files(passed: dict[str, list[str]]) -> None:
     executed, imported = passed["executed"], passed["imported"]
     assert {RUN, "indictune/training/start.py", "indictune/tasks/classification.py"} <= set(executed)

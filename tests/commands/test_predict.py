@@ -366,6 +366,7 @@ def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tm
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in.csv", "out.csv"]
 
 
+@pytest.mark.more
 def test_a_late_rank_finds_the_work_done(model: Path, tmp_path: Path) -> None:
     source, out = write_csv(tmp_path / "in.csv", invented(5)), tmp_path / "out.csv"
     command = ["indictune/__main__.py", "predict", str(model), "--input_file", str(source), "--output_file", str(out)]

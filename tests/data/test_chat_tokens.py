@@ -191,7 +191,13 @@ def test_a_batch_is_asked_for_when_the_one_before_is_tokenised() -> None:
 @pytest.mark.parametrize("train_on_prompts", [False, pytest.param(True, marks=pytest.mark.more)])
 @pytest.mark.parametrize(
     "path",
-    [SAMPLES, SFT / "xquad_hi.messages.jsonl", pytest.param(SFT / "v1_sft_demo.jsonl", marks=pytest.mark.more)],
+    [
+        SAMPLES,
+        *(
+            pytest.param(SFT / name, marks=pytest.mark.more)
+            for name in ("xquad_hi.messages.jsonl", "v1_sft_demo.jsonl")
+        ),
+    ],
     ids=str,
 )
 def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_on_prompts: bool) -> None:

@@ -87,6 +87,7 @@ def four_grams(text: str) -> frozenset[str]:
     return frozenset(text[start : start + 4] for start in range(max(1, len(text) - 3)))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("left", "right"), [("train", "validation"), ("train", "test"), ("validation", "test")])
 def test_no_tweet_of_a_split_is_nearly_one_of_another(left: str, right: str) -> None:
     """Nearly: at least half of the character 4-grams of the two are common to both (Jaccard)."""

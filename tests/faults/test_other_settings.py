@@ -121,6 +121,7 @@ def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job
     assert [path.name for path in store.checkpoints_in(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
 
 
+@pytest.mark.more
 def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
     result = job.start()
     assert result.returncode == 0, result.stderr
