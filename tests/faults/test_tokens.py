@@ -374,7 +374,7 @@ def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.more
 def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(push: Pushed) -> None:
     kept = push.kept
-    assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without
+    assert kept.tokens - {""} == {f"Bearer {TOKEN}"}  # huggingface_hub (2.4) may ask for a list of agents without it
     pictures = {name for name in kept.files if name.startswith("figures/")}
     assert pictures >= {"figures/loss.png", "figures/languages.png"}
     assert set(kept.files) - pictures == push.kind.files
