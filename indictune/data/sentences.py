@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeGuard
 
 import pyarrow as pa
@@ -16,14 +17,17 @@ from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
 from indictune.data.columns import existing_columns, wanted_columns
+from indictune.data.health.findings import shares_of_languages
 from indictune.data.languages import language_of
-from indictune.data.read.open_files import decoded_lines, files_named, kind_of_file
-from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
+from indictune.data.read.conll import conll_sentences
+from indictune.data.read.open_files import files_named, kind_of_file
+from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, read_records
 from indictune.data.read.row_sources import SPLITS, builtin_files
 from indictune.data.row_choice import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
 
 BUILTIN = "builtin:names"
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
 
 
 class Sentences(StoredRows):
@@ -59,7 +63,7 @@ def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) 
             words, tags = record[args.text_column], record[args.label_column]
             if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
                 bad.add(line, "tags-do-not-match", record)
-            elif any(tag.isdecimal() for tag in tags):
+            elif any(map(_NUMBER.fullmatch, tags)):
                 bad.add(line, "tags-are-numbers", record)
             else:
                 language = str(record.get(args.language_column or "language") or "").strip()
@@ -87,30 +91,33 @@ def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, 
     return splits
 
 
+def tag_balance(sentences: Sentences) -> tuple[list[dict[str, Any]], list[str]]:
+    """Words of each language and tag with their share of the language's words, and sentences for the user about it."""
+    of_language, of_both = Counter[str](), Counter[tuple[str, str]]()
+    columns = (sentences.table[name].to_pylist() for name in ("language", "tags"))
+    for language, tags in zip(*columns, strict=True):
+        of_language[language] += len(tags)
+        of_both.update((language, tag) for tag in tags)
+    return shares_of_languages(of_both, of_language), list(_tag_notes({tag for _, tag in of_both}))
+
+
+def _tag_notes(tags: set[str]) -> Iterator[str]:
+    """That tags such as BPER and IPER are no B-PER and I-PER."""
+    glued = sorted(tag for tag in tags if tag[1:].isupper() and {f"B{tag[1:]}", f"I{tag[1:]}"} <= tags)
+    if glued:
+        yield (
+            f"Tags {', '.join(glued)} are entities of {len(glued)} kinds, because none has the form B-KIND or I-KIND. "
+            f"If they begin and continue one kind, write {glued[0][0]}-{glued[0][1:]} and so on."
+        )
+
+
 def _are_texts(values: object) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
 def _records(args: TextArguments, file: str, bad: BadRows) -> Iterator[Record]:
-    is_conll = kind_of_file(file) not in RECORD_EXTENSIONS
-    return _conll_records(file, bad, args) if is_conll else read_records(file, bad)
-
-
-def _conll_records(file: str, bad: BadRows, args: TextArguments) -> Iterator[Record]:
-    """The first line of each sentence, and its words and tags: the first and the last field of each line."""
-    checked_extension(file)
-    for is_sentence, group in groupby(enumerate(decoded_lines(file), 1), lambda each: _holds_word(each[1][0])):
-        lines = list(group)
-        for number, (line, byte) in lines:
-            if byte:
-                bad.add(number, "not-utf8", line, byte=byte)
-        if is_sentence:
-            fields = [line.split() for _, (line, _) in lines]
-            tags = [each[-1] for each in fields if each[1:]]
-            yield lines[0][0], {args.text_column: [each[0] for each in fields], args.label_column: tags}
-
-
-def _holds_word(line: str) -> bool:
-    """False for a blank line, the begin of a document, and a comment such as MultiCoNER's `# id 7 domain=train`."""
-    is_comment = line.startswith("# ") and "=" in line
-    return line.split()[:1] not in ([], ["-DOCSTART-"]) and not is_comment
+    if kind_of_file(file) in RECORD_EXTENSIONS:
+        yield from read_records(file, bad)
+        return
+    for line, words, tags in conll_sentences(file, bad):
+        yield line, {args.text_column: words, args.label_column: tags}

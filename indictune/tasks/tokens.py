@@ -20,7 +20,7 @@ from indictune.data.cache import text_keys
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.findings import repeated_rows, warning_notes
 from indictune.data.health.row_health import check_unknown, measure
-from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
+from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences, tag_balance
 from indictune.data.text.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.breakdown import RATIOS, Breakdown, break_down, label_block, mean_loss
@@ -125,6 +125,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         given = {split: problems.attempt(read_sentences, named, split, plan.data) for split, named in files}
         splits = {split: sentences for split, sentences in given.items() if sentences is not None}
         known = tags or (sorted(splits["train"].tags()) if "train" in splits else [])
+        if tags is None and len(known) == 1:
+            problems.append(problem("one-tag", "--train_file", splits["train"].source, tag=known[0]))
         if tags is None and plan.model_config is not None:
             known = problems.attempt(label_order, plan.model_config, known) or known
         for each in splits.values() if known else ():
@@ -141,7 +143,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         health = measure(rows.splits, rows.tokenizer, int(plan.data.max_length), found)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
-        notes = warning_notes(health.findings)
+        balance, tag_notes = tag_balance(train)
+        health, notes = replace(health, labels=balance), [*tag_notes, *warning_notes(health.findings)]
         tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
 

@@ -68,7 +68,8 @@ GOOD = '{"text": ["Sita"], "label": ["B-PER"]}\n\n'
 @pytest.mark.parametrize(
     ("content", "code", "line"),
     [
-        ("a O\n\nSita B-PER\nRavi\n", "tags-do-not-match", 3),
+        ("a O\n\nSita B-PER\nRavi\n", "conll-columns-differ", 4),
+        ("Sita\nhai\n", "tags-do-not-match", 1),
         ("a O\n\n5 4\n", "tags-are-numbers", 3),
         (GOOD + '{"text": ["Sita"], "label": []}', "tags-do-not-match", 3),
         (GOOD + '{"text": ["Sita"]}', "column-missing", 3),
@@ -98,15 +99,15 @@ def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path, name: str) -
 
 def test_parquet_holds_names_of_tags_and_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"text": [["Sita"]], "label": [["B-PER"]]}), path)
-    assert rows_of("--train_file", str(path)).tags == ["B-PER"]
+    pq.write_table(pa.table({"text": [["Sita", "hai"]], "label": [["B-PER", "O"]]}), path)
+    assert rows_of("--train_file", str(path)).tags == ["B-PER", "O"]
     pq.write_table(pa.table({"text": [["Sita"]], "label": [[1]]}), path)
     assert refused("--train_file", str(path)) == [("tags-do-not-match", "--train_file")]
 
 
 def test_the_language_column_names_the_language(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    rows = [{"text": ["a"], "label": ["O"], "lang": given, "language": "x"} for given in ("mr", "", None)]
+    rows = [{"text": ["a", "b"], "label": ["O", "B"], "lang": given, "language": "x"} for given in ("mr", "", None)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     found = rows_of("--train_file", str(path), "--language_column", "lang")
     assert found.splits["train"].table["language"].to_pylist() == ["mr", "und-Latn", "und-Latn"]
@@ -116,7 +117,7 @@ def test_the_language_column_names_the_language(tmp_path: Path) -> None:
 
 
 def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> None:
-    for name, content in (("t", "a B-PER\n"), ("v", "b O\n\nc B-LOC\n")):
+    for name, content in (("t", "a B-PER\nd B-ORG\n"), ("v", "b O\n\nc B-LOC\n")):
         (tmp_path / f"{name}.conll").write_text(content, encoding="utf-8")
     train, validation = (str(tmp_path / f"{name}.conll") for name in "tv")
     found = refused("--train_file", train, "--validation_file", validation)
@@ -166,7 +167,7 @@ def test_a_model_that_has_the_tags_keeps_their_order(tmp_path: Path, head: str) 
 
 
 def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
-    (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
+    (tmp_path / "t.conll").write_text("a O\nSita B-PER\n", encoding="utf-8")
     given = ["--train_file", str(tmp_path / "t.conll"), "--label_smoothing_factor", "0.25"]
     plan, problems = plan_of_rows(read_recipe(given, TASK.arguments), TASK)
     rows = read_rows(plan, TASK, problems)

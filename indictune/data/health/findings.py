@@ -262,6 +262,13 @@ def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, An
         of_language[group["language"]] += group["count_all"]
         for label in names([group["label"]], problem_type):
             of_both[group["language"], label] += group["count_all"]
+    return shares_of_languages(of_both, of_language)
+
+
+def shares_of_languages(
+    of_both: Mapping[tuple[str, str], int], of_language: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The count of each language and label, and its share of what is counted of the language."""
     return [
         {"language": language, "label": label, "count": count, "share": count / of_language[language]}
         for (language, label), count in sorted(of_both.items())
