@@ -249,6 +249,15 @@ USER, ASSISTANT = turns("a", "b")
         ({"prompt": "a", "completion": "b", "tool_calls": [{"id": "7"}]}, "key-ignored"),
         ({"messages": HELLO, "kto_tag": False}, "key-ignored"),
         *(
+            ({**row, "label": written}, "key-ignored")  # 0 may be a class
+            for row in ({"messages": HELLO}, {"instruction": "a", "output": "b"})
+            for written in (False, "false")
+        ),
+        *(
+            ({"messages": HELLO, key: value}, "content-ignored")
+            for key, value in (("images", ["kite.jpg"]), ("audio", "a.wav"), ("documents", [{"title": "notice"}]))
+        ),
+        *(
             ({**row, key: written}, "key-ignored")
             for key, row in (
                 ("label", {"prompt": "a", "completion": "b"}),

@@ -33,7 +33,8 @@ FORMS: dict[Form, Form] = {
 
 # Keys without which an answer is no answer. A form that does not use them refuses them.
 UNUSED_CONTENT = "content-ignored"
-_CONTENT = ("context", "passage", "history", "instances", "options")
+_CONTENT = ("context", "passage", "documents", "history", "instances", "options")
+_CONTENT += ("image", "images", "video", "videos", "audio", "audios")
 _OF_MESSAGES = ("role", "content", "from", "value")
 
 # A role as files name it, and as chat templates do.
@@ -149,8 +150,9 @@ def _check_ignored(row: Row, form: Form) -> None:
     # In a row of several answers, nobody knows whose thoughts these are.
     empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY) else _TOOLS
     _check_keys(row, "the row", empty, ("weight",))
-    for key in ("kto_tag", "label") if form == _PROMPT else ("kto_tag",):  # elsewhere, a label of 0 may be a class
-        if str(row.get(key)).strip().lower() in _REJECTED:
+    # A label of 0 may be a class of prompt and answer, but not beside `completion`, as TRL writes rated answers.
+    for key, rejected in (("kto_tag", _REJECTED), ("label", _REJECTED if form == _PROMPT else _REJECTED[:1])):
+        if str(row.get(key)).strip().lower() in rejected:
             raise RowError("key-ignored", where="the row", key=key, held=_shown(row[key]))
 
 
