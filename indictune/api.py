@@ -126,11 +126,11 @@ def evaluate(model: str | Path | Result, test_file: str | Path, **flags: Any) ->
     return _json(output_dir / "metrics.json")
 
 
-def predict(texts: Sequence[str], model: str | Path | Result, **flags: Any) -> list[dict[str, Any]]:
+def predict(texts: str | Sequence[str], model: str | Path | Result, **flags: Any) -> list[dict[str, Any]]:
     """Label texts with a finished run's classifier, in this process.
 
     Args:
-        texts: as they are written. They are cleaned and cut as in training.
+        texts: one or several, as they are written. They are cleaned and cut as in training.
         model: folder or result of the run.
         flags: other flags of `indictune predict`, such as `bf16`.
 
@@ -142,7 +142,7 @@ def predict(texts: Sequence[str], model: str | Path | Result, **flags: Any) -> l
     """
     from indictune.prediction import labelled_rows
 
-    return labelled_rows.label_texts(_folder(model), texts, **flags)
+    return labelled_rows.label_texts(_folder(model), [texts] if isinstance(texts, str) else texts, **flags)
 
 
 def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Loaded:

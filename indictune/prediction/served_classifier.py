@@ -157,7 +157,11 @@ class Classifier:
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """The logits of cleaned texts, over the temperature, float32 [texts, labels]; NaN for a text without words or
-        tokens."""
+        tokens.
+
+        Raises:
+            UserError: the model computes numbers that are not finite.
+        """
         found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
         reading = self.served.reading
         if self._windows_of is None:
@@ -172,7 +176,10 @@ class Classifier:
         with torch.inference_mode(), torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16):
             # They stay on the device until all are computed: fetching each would wait for it.
             parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
-        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy() / np.float32(reading.temperature)
+        computed = torch.cat(parts).cpu().numpy()
+        if not np.isfinite(computed).all():
+            raise UserError("logits-not-finite", "--model", self.served.args.model_name_or_path)
+        found[np.concatenate(batches)] = computed / np.float32(reading.temperature)
         return found
 
     def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:

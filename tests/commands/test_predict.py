@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -41,6 +42,7 @@ from indictune.prediction.labelled_rows import label_texts
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.ranks.launching import begin, python, start, torchrun
+from tests.refusals import refused
 
 TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் Worst MOVIE ever @friend #great_day http://a.b 😂"
 WORDS = TWEET.split()
@@ -90,6 +92,17 @@ def test_texts_get_the_labels_and_scores_of_the_plain_model(model: Path) -> None
         assert row["scores"] == pytest.approx(dict(zip(LABELS, scores.tolist(), strict=True)), abs=1e-4)
         assert row["label"] == max(row["scores"], key=row["scores"].__getitem__)
     assert found[0]["language"] == "hi" or label_texts(model, ["यह अच्छी"])[0]["language"] == "hi"
+
+
+def test_a_model_whose_scores_are_no_numbers_labels_nothing(model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "model"
+    shutil.copytree(model, damaged)
+    weights = load_file(damaged / "model.safetensors")
+    name = next(name for name in weights if name.endswith("classifier.bias"))
+    weights[name][0] = torch.nan
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    with refused("logits-not-finite", flag="--model"):
+        label_texts(damaged, ["अच्छा"])
 
 
 def test_calibrated_scores_are_those_of_cooler_logits(model: Path, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_texts_get_labels(run: indictune.Result) -> None:
     assert row["label"] == max(row["scores"], key=row["scores"].get)
     assert sum(row["scores"].values()) == pytest.approx(1, abs=1e-5)
     assert empty["label"] is None
+    assert indictune.predict("बहुत अच्छी फिल्म", run) == [row]
 
 
 @pytest.mark.more
