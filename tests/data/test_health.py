@@ -108,7 +108,10 @@ def test_many_rows_are_sampled_and_each_language_is_measured(monkeypatch: pytest
 def rows_of(kind: str, text: str) -> str:
     """A row with the text, and two short ones."""
     if kind == "conll":
-        return "".join("\n".join(f"{word} O" for word in each.split()) + "\n\n" for each in (text, "ok", "bad"))
+        return "".join(
+            "\n".join(f"{word} {'B' if word == 'bad' else 'O'}" for word in each.split()) + "\n\n"
+            for each in (text, "ok", "bad")
+        )
     if kind == "chats":
         rows = [{"prompt": each, "completion": "ok"} for each in (text, "ok", "bad")]
     else:

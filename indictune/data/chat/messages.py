@@ -33,8 +33,8 @@ FORMS: dict[Form, Form] = {
 
 # Keys without which an answer is no answer. A form that does not use them refuses them.
 UNUSED_CONTENT = "content-ignored"
-_CONTENT = ("context", "passage", "documents", "history", "instances", "options")
-_CONTENT += ("image", "images", "video", "videos", "audio", "audios")
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_CONTENT = ("context", "passage", "documents", "history", "instances", "options", *_MEDIA)
 _OF_MESSAGES = ("role", "content", "from", "value")
 
 # A role as files name it, and as chat templates do.

@@ -53,7 +53,7 @@ def conll_sentences(file: str, bad: BadRows) -> Iterator[Sentence]:
         kinds[1].update(tags)
         count, sentences = count + len(words), sentences + is_sentence
     if not (bad.count or bad.problems):
-        _check_whole(file, *map(len, kinds), count, sentences)
+        _check_whole(file, len(kinds[0]), len(kinds[1]), count, sentences)
 
 
 def _lines(file: str, bad: BadRows) -> Iterator[tuple[int, tuple[str, str] | None]]:
