@@ -16,7 +16,7 @@ from indictune.distributed import strategy
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.devices import dtype_of
 from indictune.distributed.launch import shown_axes
-from indictune.distributed.vocabulary_choice import count_active_rows
+from indictune.distributed.vocabulary_choice import count_active_rows, with_learned_vocabulary
 from indictune.errors import Problem
 from indictune.models.config_shapes import ParameterCounts, meta_model
 from indictune.planning.machine_failures import killed_for_memory
@@ -41,9 +41,10 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     rows = read_rows(plan, task, problems + preflight(plan, task))
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
-    assert plan.model_config is not None
-    active_rows = count_active_rows(plan, (tokens.train, tokens.validation, tokens.test), rows.tokenizer)
-    meta = meta_model(plan.model, plan.model_config, task.head, active_rows)
+    learned = with_learned_vocabulary(plan, rows.tokenizer)
+    assert learned.model_config is not None
+    active_rows = count_active_rows(learned, (tokens.train, tokens.validation, tokens.test), rows.tokenizer)
+    meta = meta_model(plan.model, learned.model_config, task.head, active_rows)
     weights = ModelWeights(meta)
     counts = replace(meta.counts, total=meta.counts.total + weights.unused)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))

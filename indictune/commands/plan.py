@@ -28,7 +28,7 @@ from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes
 from indictune.data.collation import lengths_of, text_lengths
-from indictune.distributed.vocabulary_choice import count_active_rows
+from indictune.distributed.vocabulary_choice import count_active_rows, with_learned_vocabulary
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.config_shapes import meta_model
 from indictune.models.load import check_max_length, read_config, stored_quantisation
@@ -133,9 +133,9 @@ def rank(
         all_methods: whether the other methods are ranked too.
         asked: the micro-batch; None: the fastest that fits.
     """
+    plan, lengths, active_rows = _with_rows(plan, task)
     config = plan.model_config
     assert config is not None
-    plan, lengths, active_rows = _with_rows(plan, task)
     methods = [plan.model.method, *(each for each in _METHODS if all_methods and each != plan.model.method)]
     adapted = None
     found = dict[str, Sequence[Candidate]]()
@@ -164,6 +164,7 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
     attended = float(of_texts.square().sum() / of_texts.sum())
     lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
     datasets = tokens.train, tokens.validation, tokens.test
+    plan = with_learned_vocabulary(plan, made.rows.tokenizer)
     return plan, lengths, count_active_rows(plan, datasets, made.rows.tokenizer)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -94,6 +96,16 @@ def rows_to_train(
     if args.active_vocabulary == "auto" and len(row_ids) > (1 - LEAST_UNUSED_SHARE) * embedding.num_embeddings:
         return None
     return row_ids
+
+
+def with_learned_vocabulary(plan: AnyPlan, tokenizer: Tokenizer) -> AnyPlan:
+    """The plan with a row of the embedding for each token, where `--vocabulary_from_train` has made the tokenizer."""
+    if plan.model.vocabulary_from_train is None:
+        return plan
+    config = copy.deepcopy(plan.model_config)
+    assert config is not None
+    config.vocab_size = len(tokenizer)
+    return replace(plan, model_config=config)
 
 
 def count_active_rows(plan: AnyPlan, datasets: Iterable[Dataset | None], tokenizer: Tokenizer) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -119,6 +120,19 @@ def test_a_dry_run_counts_the_rows_of_the_embedding_that_are_trained(
     (active, whole), off = trained
     assert active < whole
     assert off == (whole, whole)
+
+
+def test_a_dry_run_has_an_embedding_row_for_each_learned_token(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More of them than the built-in model has."""
+    words = map("".join, itertools.product("कखगघचछजझटठ", "तथदधनपफबभ", "यरलवशसहऱळम", "ािीुूेैोौ"))
+    rows = [f"{word},{label}" for word in words for label in ("positive", "negative")]
+    (empty / "tweets.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    flags = ["train", "sentiment", "--train_file", "tweets.csv", "--vocabulary_from_train", "9000"]
+    assert main([*flags, "--dry_run"]) == 0
+    found = re.search(r"([\d,]+) of ([\d,]+) parameters are trained", capsys.readouterr().out)
+    assert found is not None
 
 
 @pytest.mark.more
