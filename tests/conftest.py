@@ -30,7 +30,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A temporary folder of all processes that test side by side."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
@@ -39,7 +39,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What an earlier run of the tests prepared hides nothing; processes that test side by side share the cache."""
-    folder = shared_folder(tmp_path_factory)
+    folder = _shared_folder(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INDICTUNE_CACHE", str(folder / "indictune_cache"))
         patch.setenv(SERVERS, str(folder))
@@ -91,7 +91,7 @@ class FinishedRun(Run):
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """30 training rows in batches of 8 over two epochs: 8 steps. Line 31 has no text, line 32 is a validation row."""
-    folder = shared_folder(tmp_path_factory) / "finished"
+    folder = _shared_folder(tmp_path_factory) / "finished"
     with FileLock(f"{folder}.lock"):
         if not (folder / "said.json").exists():
             _finish_run(folder)

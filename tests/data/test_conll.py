@@ -9,23 +9,18 @@ from pathlib import Path
 import pytest
 
 from indictune.cli import main
-from indictune.config.recipe import read_recipe
 from indictune.errors import UserError
-from indictune.preflight.checks import read_rows
-from indictune.preflight.derive import plan_of_rows
-from indictune.tasks.tokens import TaggedRows, TokenClassification
+from indictune.tasks.tokens import TaggedRows
 from tests.ranks.launching import ROOT
 from tests.refusals import refused as refusal
+from tests.tasks import test_tokens
 
 INPUTS = ROOT / "tests/inputs"
-TASK = TokenClassification()
 
 
 def rows_of(path: Path) -> TaggedRows:
     """The sentences of a training file, of which none is held out."""
-    flags = ["--output_dir", "out", "--train_file", str(path), "--validation_split", "0"]
-    plan, problems = plan_of_rows(read_recipe(flags, TASK.arguments), TASK)
-    return read_rows(plan, TASK, problems)
+    return test_tokens.rows_of("--train_file", str(path), "--validation_split", "0")
 
 
 def words_of(path: Path) -> list[list[str]]:
