@@ -233,17 +233,16 @@ def test_rows_without_any_text_are_reported(job: Job) -> None:
 def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job, finished_run: FinishedRun) -> None:
     texts = [f"यह फिल्म नंबर {number} है" for number in range(21)]
     job.write("text.jsonl", *((text, text) for text in texts))
-    job.flags |= {"train_file": job.path("text.jsonl"), "output_dir": str(finished_run.folder)}
+    folder = Path(shutil.copytree(finished_run.folder, job.folder / "finished"))
+    job.flags |= {"train_file": job.path("text.jsonl"), "output_dir": str(folder)}
     del job.flags["validation_file"]
-    status = finished_run.folder / "status.json"
-    ok, before = status.read_bytes(), hashes(finished_run.folder)
-    try:
-        refused = job.refused()
-    finally:
-        status.write_bytes(ok)
+    status = folder / "status.json"
+    ok, before = status.read_bytes(), hashes(folder)
+    refused = job.refused()
+    status.write_bytes(ok)
     assert refused.flags[0] == "--output_dir"
     assert refused.codes[1:] == [f"--train_file {job.path('text.jsonl')} labels-look-like-text"]
-    assert hashes(finished_run.folder) == before
+    assert hashes(folder) == before
 
 
 @pytest.mark.more
