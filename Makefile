@@ -39,7 +39,7 @@ outputs/smollm2: | $(STAMP)
 	$(BIN)/python -m benchmarks.real_weights --write_smollm2 $@
 
 # mypy needs one core for a minute where it has no cache, so it runs beside the tests.
-test: $(BUILT)  ## ruff, mypy and a test of every promise: some six minutes on two idle cores
+test: $(BUILT)  ## ruff, mypy and a test of every promise: within six minutes on two idle cores
 	$(MAKE) --jobs 2 lint test-quick
 
 test-quick: $(BUILT)

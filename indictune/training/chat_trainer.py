@@ -74,8 +74,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
     def _loss_of_last_stage(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
         """TRL's loss (1.16) without its means. It gathers them from all ranks, and other stages do not take part."""
-        OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+        OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         return losses.sum() / num_items_in_batch * self.launch.data_size
 
     def unlogged(self) -> dict[str, Any]:

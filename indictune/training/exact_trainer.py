@@ -266,8 +266,9 @@ class IndicTrainer(ExactTrainer):
         self.objective, loss = objective, objective.loss
 
         def recorded_loss(*args: Any, **settings: Any) -> Any:
+            computed = None if loss is None else loss(*args, **settings)
             OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
-            return None if loss is None else loss(*args, **settings)
+            return computed
 
         super().__init__(
             model, args, train_dataset, eval_dataset, tokenizer, padded, context, compute_loss_func=recorded_loss

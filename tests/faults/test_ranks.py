@@ -25,10 +25,11 @@ from tests.ranks.forking import Forked
 from tests.ranks.launching import BIN, ROOT, SCRIPT, accelerate, begin, deepspeed, free_port, python, start, torchrun
 
 SLOW = ("zero1", "zero2", "zero3_offload")
-# With the batches of a rank in an evaluation of 13 rows, 4 at once. Ranks of a group evaluate all rows together.
+# With the batches of a rank in an evaluation of 13 rows, 4 at once, where a second stop comes amid the next one. Ranks
+# of a group evaluate all rows together.
 STRATEGIES = [
-    ("ddp", 2),
-    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("fsdp2", "zero3")),
+    ("ddp", None),
+    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("ddp", "fsdp2", "zero3")),
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in SLOW),
     *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("pipeline", "tp")),
 ]
@@ -36,7 +37,7 @@ STRATEGIES = [
 
 @pytest.mark.parametrize(("strategy", "batches"), STRATEGIES)
 def test_a_request_to_one_rank_stops_all_at_one_step(
-    finished_run: FinishedRun, tmp_path: Path, strategy: str, batches: int
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, batches: int | None
 ) -> None:
     unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(accelerate(strategy, 2)))
     result = unbroken.start()
@@ -47,9 +48,10 @@ def test_a_request_to_one_rank_stops_all_at_one_step(
     assert job.status["state"] == "resumable", result.stderr
     assert job.status["message"].startswith("stopped after step 4, which is saved.")
     assert store.damage(job.folder / "checkpoint-4") == []
-    result = job.start(f"SIGTERM@{EVALUATION}:{batches + 1}@1")  # the evaluation of step 4 is made up for
-    assert job.status["state"] == "resumable", result.stderr
-    assert job.status["message"].startswith("stopped after step 6, which is saved.")
+    if batches is not None:
+        result = job.start(f"SIGTERM@{EVALUATION}:{batches + 1}@1")  # the evaluation of step 4 is made up for
+        assert job.status["state"] == "resumable", result.stderr
+        assert job.status["message"].startswith("stopped after step 6, which is saved.")
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken.outcome()
@@ -218,14 +220,14 @@ def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
     assert heartbeat["state"] == "failed"  # else a rank of another machine would not hear of it
     log = (folder / "logs" / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
     warned = re.escape(expected.removeprefix("[rank 1] "))
-    assert re.search(rf"nothing has moved for 5 s after step \d: {warned}", log)
+    assert re.search(rf"nothing has moved for 3 s after step \d: {warned}", log)
     assert "most recent call first" in log
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path, lost: int) -> None:
     event = f"SIGSTOP@{STEP}:3@{lost}"
-    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as ranks:
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "6") as ranks:
         ranks[1 - lost].communicate(timeout=120)
         assert ranks[lost].wait(10) == -signal.SIGKILL  # it hears nothing else
     assert ranks[1 - lost].returncode == 1
@@ -390,12 +392,12 @@ FORWARD = "indictune.tasks.loss:ExactLoss.__call__:3"
 @pytest.mark.parametrize("event", [f"STUCK@{FETCHING}", f"STUCK@{FORWARD}", f"HELD@{FORWARD}"])
 def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, event: str) -> None:
     """It has ended the same step as the rank that waits for it."""
-    flags = ("--ddp_timeout", "10")
+    flags = ("--ddp_timeout", "6")
     with two_ranks(finished_run.recipe, tmp_path / "out", f"{event}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     assert_named(tmp_path / "out", 1, second.pid, "holds up the others: since step ")
-    assert re.search(r"warning: nothing has moved for 5 s after step \d: rank 1 ", said)
+    assert re.search(r"warning: nothing has moved for 3 s after step \d: rank 1 ", said)
     assert "Traceback" not in said
     assert "in _wait_in_c" in (tmp_path / "out" / "logs" / "rank-1.log").read_text(encoding="utf-8")
 
@@ -488,11 +490,9 @@ def test_what_a_run_has_started_is_found_when_the_run_is_gone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "launcher",
     [
-        "torchrun",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("python", "accelerate, one process", "accelerate, two processes", "deepspeed")
-        ),
+        "accelerate, one process",  # leaves its child behind, as `deepspeed` does (below)
+        pytest.param("torchrun", marks=pytest.mark.more),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "accelerate, two processes", "deepspeed")),
     ],
 )
 def test_no_process_outlives_its_launcher(
