@@ -15,7 +15,7 @@ from indictune.distributed import devices
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy import default_optimizer, take_values
-from indictune.errors import Problem, Problems, UserError
+from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.breakdown import WORST
 from indictune.models.adapters import config_file
 from indictune.models.load import trained_config
@@ -39,6 +39,9 @@ def make_plan(
     given, training = plan.recipe.values, plan.training
     metric = given.get("metric_for_best_model", task.metrics(plan)[0])
     is_lower_better = metric.removeprefix("eval_").removeprefix(WORST).startswith(task.lower_is_better)
+    if (asked := given.get("greater_is_better")) is not None and asked == is_lower_better:
+        best = "lowest" if is_lower_better else "highest"
+        problems.append(problem("worst-as-best", "--greater_is_better", str(asked).lower(), metric=metric, best=best))
     defaults = {
         "metric_for_best_model": metric,
         # transformers (5.23) takes every metric that ends with "loss" for one.

@@ -335,7 +335,8 @@ def _tell(run: SupervisedRun, end: End) -> None:
 def _report(run: SupervisedRun, end: End) -> None:
     """Report how the run ended, on the console and in `status.json`.
 
-    If another run has the folder, its `status.json` stays, and only rank 0 reports.
+    If another run has the folder, its `status.json` stays, and only rank 0 reports. That of a finished run stays too
+    when a second command is refused, which changes nothing in the folder.
     """
     has_folder = run.owns_folder
     if run.rank != 0 and not has_folder:
@@ -343,6 +344,8 @@ def _report(run: SupervisedRun, end: End) -> None:
     if end.message:
         run.show_error(f"indictune: {end.message}")
     is_own = run.is_named and has_folder and checkpoint_around(run.output_dir) is None
+    if end.state == "user_error" and is_own and is_finished(run.output_dir):
+        is_own = run_folder.status_since(run.output_dir, 0.0).get("state") != "ok"
     try:
         run_folder.write_status(run.output_dir if is_own else None, end.state, end.message, end.problems)
     except OSError as error:

@@ -31,8 +31,7 @@ LOSS = 1e-5
 OF_THE_CHANGE = 1e-3
 slow = pytest.mark.slow
 
-# The best loss is that of step 4, which the other launch saved and this one ends with. (The loss on the tweets rises
-# from there; that on the chats falls, so that the worst counts as the best.)
+# The best loss is that of step 4, which the other launch saved and this one ends with: it rises from there.
 FLAGS = (
     *("--max_steps", str(STEPS), "--save_steps", "4", "--eval_strategy", "steps", "--eval_steps", "4"),
     *("--load_best_model_at_end", "true", "--metric_for_best_model", "loss"),
@@ -194,9 +193,11 @@ def test_a_language_model_goes_on_under_another_launch(
 
 @pytest.fixture(scope="module")
 def llama_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
-    """6 steps an epoch, so that step 4 is amid the first."""
+    """6 steps an epoch, so that step 4 is amid the first. No training row has the answer's letter: its loss rises."""
     recipe = test_llama.write_job(tmp_path_factory.mktemp("llama_job"))
-    flags = ("--global_batch_size", "8", "--per_device_train_batch_size", "2", "--greater_is_better", "true")
+    chat = {"messages": [{"role": "user", "content": "Γράψε κάτι."}, {"role": "assistant", "content": 40 * "Ω"}]}
+    (recipe.parent / "validation.jsonl").write_text(f"{json.dumps(chat)}\n", encoding="utf-8")
+    flags = ("--global_batch_size", "8", "--per_device_train_batch_size", "2")
     folder = tmp_path_factory.mktemp("llama_runs")
     return {
         method: Runs(recipe, folder / method, LLAMA, *test_llama.METHODS[method], *flags)

@@ -55,6 +55,16 @@ def test_the_lowest_calibration_error_is_the_best(metric: str, greater: bool | N
     assert plan.training.greater_is_better is greater
 
 
+@pytest.mark.parametrize(
+    ("metric", "right"), [("macro_f1", "true"), ("loss", "false"), ("ece", "false"), ("eval_f1_positive", "true")]
+)
+def test_the_worst_checkpoint_is_never_the_best(metric: str, right: str) -> None:
+    wrong = "false" if right == "true" else "true"
+    flags = ("--metric_for_best_model", metric, "--greater_is_better")
+    assert made(*flags, right)[1] == []
+    assert codes(made(*flags, wrong)[1]) == [("worst-as-best", "--greater_is_better")]
+
+
 @pytest.mark.parametrize("has_tf32", [True, False])
 @pytest.mark.parametrize(
     ("flags", "tf32"),

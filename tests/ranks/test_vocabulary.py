@@ -44,10 +44,10 @@ def test_the_model_is_that_of_dense_training(run_under: Start, strategy: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp2", "zero2", "zero3"])
 def test_the_best_checkpoint_is_loaded(run_under: Start, strategy: str) -> None:
-    """The worst loss counts as the best, so that it is not the last checkpoint."""
+    """Each step makes the loss worse, so that the best is not the last checkpoint."""
     flags = (
         *("--max_steps", "3", "--eval_strategy", "steps", "--eval_steps", "1", "--load_best_model_at_end", "true"),
-        *("--metric_for_best_model", "loss", "--greater_is_better", "true", "--learning_rate", "1e-3"),
+        *("--metric_for_best_model", "loss", "--learning_rate", "0.3"),
     )
     run = run_under(strategy, 1 if strategy == "single" else 2, *flags, *ON)
     log = (run.folder / "logs/rank-0.log").read_text(encoding="utf-8")

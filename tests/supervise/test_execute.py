@@ -62,6 +62,17 @@ def test_a_problem_of_the_user_is_reported_once_and_ends_with_2(capsys: pytest.C
     assert [path.name for path in Path("out").iterdir()] == ["status.json"]
 
 
+def test_the_status_of_a_finished_run_outlives_a_command_that_is_refused() -> None:
+    Path("out").mkdir()
+    Path("out/metrics.json").write_text("{}")
+    write_status(Path("out"), "ok", "")
+    assert execute(refuse, refused("--output_dir", "out")) == 2
+    assert status() == {"state": "ok", "message": ""}
+    write_status(Path("out"), "failed", "the push failed")
+    assert execute(refuse, refused("--output_dir", "out")) == 2
+    assert status()["state"] == "user_error"
+
+
 @pytest.mark.parametrize("there", [[], ["README.md"]])
 def test_without_an_output_dir_nothing_is_looked_at_or_written(
     capsys: pytest.CaptureFixture[str], there: list[str]
