@@ -268,6 +268,12 @@ def test_resuming_a_finished_run_trains_nothing_and_changes_nothing(finished_run
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == f"{finished_run.folder}: this run is finished; there is nothing to resume.\n"
     assert hashes(finished_run.folder) == before
+    other = ["--train_file", str(finished_run.recipe.with_name("validation.jsonl"))]
+    other += ["--validation_file", str(finished_run.recipe.with_name("test.jsonl"))]
+    result = start([*python(), SCRIPT, *flags, *other, "--resume_from_checkpoint", "auto"])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "[finished-with-other-rows]" in result.stderr
+    assert hashes(finished_run.folder) == before
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.data.batching import TrainingBatches
+from indictune.data.cache import content_digest
+from indictune.data.read.open_files import files_named
+from indictune.data.read.row_sources import entries_of
 from indictune.distributed import strategy
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
@@ -61,6 +65,7 @@ def _differ(was: Any, is_now: Any) -> bool:
 
 
 FLAG_FILES = "flag_files.json"  # next to `recipe.yaml`: the values in files that flags name
+TRAIN_ROWS = "train_rows"  # in it: `train_file_digests`
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
 
@@ -141,6 +146,31 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     now = yaml.safe_load(yaml.safe_dump(dict(now)))
     both = [name for name in now if name in before and changes_steps(name)]
     return {name: (before[name], now[name]) for name in both if _comparable(before[name]) != _comparable(now[name])}
+
+
+def train_file_digests(values: Mapping[str, Any]) -> list[str]:
+    """Of the files of training rows that a recipe names; empty if it names none, or one is not there."""
+    try:
+        files = files_named(values["train_file"], "train")[1] if values.get("train_file") else ()
+        files += tuple(file for each in entries_of(values.get("train_files") or []) for file in each.files)
+    except UserError:
+        return []
+    return sorted(map(content_digest, files)) if all(map(os.path.isfile, files)) else []
+
+
+def changes_of_finished(output_dir: Path, now: Mapping[str, Any]) -> str:
+    """What a command gives otherwise than the finished run in its folder, as a sentence or "". Other rows are refused.
+
+    Args:
+        now: the values that the command gives.
+    """
+    before = settings_of(output_dir) | json_or_nothing(output_dir / FLAG_FILES)
+    differing, is_now = changed_flags(before, now), train_file_digests(now)
+    has_other_files = is_now != [] and before.get(TRAIN_ROWS, is_now) != is_now
+    if has_other_files or {"dataset_name", "dataset_config_name"} & differing.keys():
+        raise UserError("finished-with-other-rows", "--output_dir", output_dir)
+    differing.pop("train_file", None)  # the same rows elsewhere, or rows that are gone
+    return f"It was trained with other settings: {_listed(differing)}." if differing else ""
 
 
 def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: Mapping[str, Any]) -> None:

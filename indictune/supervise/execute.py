@@ -52,6 +52,7 @@ RANK_0_WAIT_S: dict[run_folder.State, float] = {"user_error": 20.0, "failed": 5.
 _END_WAIT_S = 2.0  # how long a rank waits for another one's report of the same failure
 _RESUME = "--resume_from_checkpoint auto resumes it."
 _RESUME_LAST = "--resume_from_checkpoint auto resumes from the last checkpoint, if any."
+_TRAIN_ON = "To train it on with these, name its last checkpoint by --resume_from_checkpoint."
 _AGAIN = "The same command begins again."
 
 
@@ -254,7 +255,13 @@ def _why_gone(run: SupervisedRun) -> list[str]:
 
 
 def _end_of_finished(run: SupervisedRun, message: str) -> End:
-    """Report that the run is finished, and push it if an earlier push failed."""
+    """Report that the run is finished and what this command gives otherwise, and push it if an earlier push failed."""
+    from indictune.checkpoint.compatibility import changes_of_finished  # not for each start
+
+    try:
+        changes = changes_of_finished(run.output_dir, run.recipe.values)
+    except UserError as error:
+        return End("user_error", error.message, problems=tuple(error.problems))
     if run.rank == 0:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
@@ -264,7 +271,7 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
                 publish.publish_run(run.output_dir, args)
             except publish.PushError as error:
                 return End("failed", str(error))
-        run.show(message)
+        run.show(f"{message} {changes} {_TRAIN_ON}" if changes else message)
     return End("ok", "")
 
 

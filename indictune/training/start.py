@@ -326,11 +326,8 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
     if point.checkpoint is not None:
         whole |= compatibility.kept_settings(point.checkpoint)
     write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
-    contents, file = flag_contents(plan), plan.output_dir / compatibility.FLAG_FILES
-    if contents:
-        write_json(file, contents)
-    else:
-        file.unlink(missing_ok=True)
+    rows = {compatibility.TRAIN_ROWS: compatibility.train_file_digests(plan.recipe.values)}
+    write_json(plan.output_dir / compatibility.FLAG_FILES, flag_contents(plan) | rows)
 
 
 def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:

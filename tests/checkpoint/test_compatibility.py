@@ -11,7 +11,14 @@ import pytest
 import yaml
 
 from indictune.checkpoint import compatibility, store
-from indictune.checkpoint.compatibility import check_fits, kept_settings, resume_warnings
+from indictune.checkpoint.compatibility import (
+    TRAIN_ROWS,
+    changes_of_finished,
+    check_fits,
+    kept_settings,
+    resume_warnings,
+    train_file_digests,
+)
 from indictune.config.plan import Launch
 from indictune.errors import UserError
 from indictune.files import write_json
@@ -151,3 +158,23 @@ class TestWarned:
         (warning,) = resume_warnings(checkpoint, DDP, SETTINGS | {"class_weights": {"no": 1.0, "yes": 3.0}})
         assert "--class_weights yes=2.0, now yes=3.0" in warning
         assert resume_warnings(checkpoint, DDP, SETTINGS) == []
+
+
+class TestAFinishedRun:
+    def test_the_same_rows_from_elsewhere_are_no_other_rows(self, checkpoint: Path, tmp_path: Path) -> None:
+        rows, moved = tmp_path / "rows.csv", tmp_path / "moved.csv"
+        rows.write_text("text,label\na,x\n")
+        write_json(checkpoint / compatibility.FLAG_FILES, {TRAIN_ROWS: train_file_digests({"train_file": str(rows)})})
+        rows.rename(moved)
+        for gone_or_moved in (rows, moved):
+            assert changes_of_finished(checkpoint, {"train_file": str(gone_or_moved)}) == ""
+        assert "--global_batch_size 8, now 48" in changes_of_finished(checkpoint, {"global_batch_size": 48})
+        moved.write_text("text,label\nb,x\n")
+        for other in ({"train_file": [str(moved)]}, {"train_files": [json.dumps({"path": str(moved)})]}):
+            with refused("finished-with-other-rows", flag="--output_dir"):
+                changes_of_finished(checkpoint, other)
+
+    def test_of_an_older_version_only_the_flags_are_compared(self, checkpoint: Path, tmp_path: Path) -> None:
+        rows = tmp_path / "rows.csv"
+        rows.write_text("text,label\na,x\n")
+        assert changes_of_finished(checkpoint, {"train_file": str(rows)}) == ""
