@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping, MutableMapping
@@ -87,10 +88,12 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     from_file = strategy.hide_file_values(launch, environ)
     if launch.world_size > 1:
         set_default_timeout(timedelta(seconds=timeout_s))
+    is_on_cpu = cpu_fallback.is_needed()
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import zero
 
-        zero.remove_stale_locks()
-    is_on_cpu = cpu_fallback.is_needed()
+        if is_on_cpu:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        zero.load_operators(launch)
     join(environ, "gloo" if is_on_cpu else None, timeout_s)
     return from_file | (cpu_fallback.start_on_gloo(launch, timeout_s) if is_on_cpu else {})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import logging
 import os
-import time
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ import torch
 from torch.utils.cpp_extension import get_default_build_root
 
 from indictune.config.plan import Launch
+from indictune.files import locked
+
+logger = logging.getLogger(__name__)
 
 # Values of --reduce_dtype, and DeepSpeed's words for them.
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -204,9 +208,6 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     return value
 
 
-SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes
-
-
 def needs_cpu_adam(launch: Launch) -> bool:
     """Whether a DeepSpeed configuration offloads the optimizer."""
     zero = (launch.deepspeed or {}).get("zero_optimization") or {}
@@ -243,14 +244,25 @@ def count_again(adam: Any, steps: int) -> None:
             adam.ds_opt_adam.adam_update(adam.opt_id, step, *settings, *nothing)
 
 
-def remove_stale_locks() -> None:
-    """Remove each lock that is older than any build, before DeepSpeed loads its operators.
+def load_operators(launch: Launch) -> None:
+    """Load what DeepSpeed compiles for a launch, under a lock that ends with its process.
 
-    torch (2.13) makes a file `lock` while it compiles an operator, and waits for it in `FileBaton.wait`.
+    torch (2.13, `FileBaton.wait`) waits without end for the lock of a build that was killed. Environments that share a
+    folder compile by turns, so each gets its own, unless TORCH_EXTENSIONS_DIR names one.
     """
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # else there is a folder for each build of torch
-    locks = Path(given).glob("*/lock") if given else Path(get_default_build_root()).glob("*/*/lock")
-    for lock in locks:
-        with suppress(FileNotFoundError):  # its build has ended, or another rank removed it
-            if time.time() - lock.stat().st_mtime > SECONDS_OF_A_BUILD:
-                lock.unlink()
+    from deepspeed.accelerator import get_accelerator
+
+    of_environment = hashlib.sha256(f"{sys.prefix} {sys.version} {torch.__version__}".encode()).hexdigest()[:12]
+    own = Path(get_default_build_root()) / f"indictune-{of_environment}"
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or own)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(root)
+    root.mkdir(parents=True, exist_ok=True)
+    names = {"CPUAdamBuilder": needs_cpu_adam(launch), "ShareMemCommBuilder": get_accelerator().device_name() == "cpu"}
+    made = [get_accelerator().create_op_builder(name) for name, is_needed in names.items() if is_needed]
+    builders = [each for each in made if each is not None and each.is_compatible(verbose=False)]
+    if new := [each.name for each in builders if not (root / each.name / f"{each.name}.so").exists()]:
+        logger.warning("DeepSpeed compiles %s, once for this environment: one to two minutes each.", " and ".join(new))
+    with locked(root, "DeepSpeed's operators"):
+        for builder in builders:
+            (root / builder.name / "lock").unlink(missing_ok=True)
+            builder.load(verbose=False)

@@ -141,7 +141,7 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
     compiler.write_text('#!/bin/bash\n[[ " $* " == *" -c "* ]] && sleep 100\nexec g++ "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 2)))
-    event = "SLOW@indictune.distributed.cpu_fallback:start_on_gloo:1@1+SIGTERM@torch.utils.file_baton:FileBaton.wait:1"
+    event = "SLOW@indictune.distributed.zero:load_operators:1@1+SIGTERM@indictune.files:_lock_patiently:1@1"
     built = tmp_path / "operators"
     try:
         said = job.start(event, CXX=str(compiler), TORCH_EXTENSIONS_DIR=str(built)).stderr
