@@ -57,6 +57,11 @@ def shown_bytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
+def shown_rate(per_second: float) -> str:
+    """A number a second as `1,234`, `3.4` or `0.31`."""
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
 def in_columns(text: str, width: int = 100) -> str:
     """Break long lines between words, and indent what follows. Words longer than a line stay whole."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

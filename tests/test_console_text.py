@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indictune.console_text import display_width, printable, table
+from indictune.console_text import display_width, printable, shown_rate, table
 
 
 def test_a_table_lines_up_with_header_and_footer_set_off() -> None:
@@ -40,3 +40,8 @@ def test_display_width(text: str, width: int) -> None:
 def test_half_a_surrogate_pair_is_written_out() -> None:
     """As in the name of a file in Latin-1, which `os.fsdecode` reads so: no stream in UTF-8 takes it."""
     assert printable("caf\udce9.csv, \ud83dx, 😊") == "caf\\udce9.csv, \\ud83dx, 😊"
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(1234.4, "1,234"), (10.4, "10"), (3.44, "3.4"), (0.31, "0.31")])
+def test_a_slow_rate_is_not_shown_as_none(rate: float, shown: str) -> None:
+    assert shown_rate(rate) == shown

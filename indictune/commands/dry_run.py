@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -86,7 +87,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "strategy": f"{launch.strategy} on {launch.world_size} process(es)" + (f": {axes}" if axes else ""),
         "strategy file": strategy.taken_values(plan),
         "global batch": f"{training.global_batch_size} rows = {batch}",
-        "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
+        "steps": f"{steps:,}, about {steps / math.ceil(rows / training.global_batch_size):.1f} epoch(s)",
         "max length": f"{plan.data.max_length} tokens",
         "learning rate": f"{training.learning_rate:g}, {training.lr_scheduler_type}",
         "computed in": {"bf16": "bfloat16", "fp16": "float16"}.get(dtype_of(training), "float32"),

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import TextFileArguments, flag
+from indictune.console_text import shown_rate
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.data.cache import stored_batches, write_through
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
@@ -335,13 +336,13 @@ def labelling_progress(rows: int, done: int, is_shown: bool) -> Iterator[Callabl
         if not on_terminal and time.monotonic() - told > _TELL_EVERY_S:
             told = time.monotonic()
             left_s = (rows - labelled) / max(rate(), 1e-9)
-            tell(f"{labelled:,} of {rows:,} rows, {rate():,.0f} rows/s, {duration(left_s)} left")
+            tell(f"{labelled:,} of {rows:,} rows, {shown_rate(rate())} rows/s, {duration(left_s)} left")
 
     with tqdm(total=rows, initial=first, unit=" rows", disable=not on_terminal, dynamic_ncols=True) as bar:
         if first:
             tell(f"resuming: {first:,} of {rows:,} rows are labelled")
         yield show
-    tell(f"{labelled - first:,} rows in {duration(time.monotonic() - began)} ({rate():,.0f} rows/s)")
+    tell(f"{labelled - first:,} rows in {duration(time.monotonic() - began)} ({shown_rate(rate())} rows/s)")
 
 
 def duration(seconds: float) -> str:

@@ -116,7 +116,7 @@ DIGITS = 3  # of a score
 _MEASURED = (
     ("training time", "runtime_s", "{:,.0f} s"),
     ("time to the first step", "time_to_first_step_s", "{:,.1f} s"),
-    ("throughput", "samples_per_second", "{:,.0f} rows/s"),
+    ("throughput", "samples_per_second", "{:,.1f} rows/s"),
     ("tokens", "tokens_per_second", "{:,.0f} tokens/s"),
     ("padding", "padding_fraction", "{:.1%}"),
     ("peak memory", "peak_memory_gb", "{:,.2f} GB"),

@@ -102,6 +102,7 @@ def test_a_dry_run_prints_plan_tokens_and_memory_and_writes_nothing(
     shown = capsys.readouterr().out
     assert "ddp on 8 process(es)" in shown
     assert "64 rows = 8 x 8 rows x 1 accumulation step(s)" in shown  # the recipe has 16 rows a process
+    assert re.search(r"^steps: +(\d+), about \1\.0 epoch", shown, re.MULTILINE)  # whose only step has 36 of 64 rows
     assert re.search(r"^train +36 .*\n^validation +4 ", shown, re.MULTILINE)
     assert re.search(r"^optimizer states +\d", shown, re.MULTILINE)
     assert sorted(path.name for path in empty.iterdir()) == ["tweets.csv"]

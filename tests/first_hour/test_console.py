@@ -80,7 +80,7 @@ def test_the_recipe_of_a_run_begins_with_what_the_user_chose(finished_run: Finis
 def test_sixty_rows_show_their_loss(tmp_path: Path) -> None:
     result = start([*python(), SCRIPT, *flags_of(tmp_path / "out"), "--validation_split", "0"])
     assert result.returncode == 0, result.stderr
-    losses = re.findall(r"^step (\d) of 4: loss [\d.]+, \d+ rows/s, 0:00:\d\d left$", result.stderr, re.M)
+    losses = re.findall(r"^step (\d) of 4: loss [\d.]+, [\d,.]+ rows/s, 0:00:\d\d left$", result.stderr, re.M)
     assert losses == ["1", "2", "3", "4"]
 
 

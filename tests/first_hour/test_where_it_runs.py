@@ -14,7 +14,7 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.devices import check_cpu_time, missing_gpu, where_it_runs
+from indictune.distributed.devices import check_cpu_time, meta_of, missing_gpu, where_it_runs
 from indictune.errors import problems_of
 from indictune.models.config_shapes import meta_model
 from tests.conftest import FinishedRun
@@ -69,6 +69,26 @@ def test_gpus_are_counted(plan: AnyPlan, line: str, monkeypatch: pytest.MonkeyPa
 def test_a_large_recipe_for_gpus_warns_in_capitals_without_one(plan: AnyPlan, mark: str | None) -> None:
     warning = missing_gpu(plan)
     assert (mark in warning and warning.startswith("NO GPU WAS FOUND")) if mark else warning == ""
+
+
+def test_of_an_adapter_the_trained_parameters_are_counted() -> None:
+    plan = plan_for(LARGE, {"bf16": True}, model={"method": "lora"})
+    meta = meta_of(plan)
+    assert meta is not None
+    assert meta.counts.trained < meta.counts.total / 10
+    assert f" {meta.counts.trained:,} OF {meta.counts.total:,} PARAMETERS TRAIN" in missing_gpu(plan)
+
+
+def hours_of(plan: AnyPlan) -> float:
+    """That a CPU would take."""
+    (problem,) = problems_of(check_cpu_time, plan, ROWS)
+    return float(problem.details["hours"].replace(",", ""))
+
+
+def test_bf16_is_taken_for_no_faster_than_fp32() -> None:
+    """One product is, up to ten times where a CPU has units for it; a step of SmolLM2-135M is not."""
+    fp32 = {**LONG, "bf16": False}
+    assert hours_of(plan_for(LARGE, LONG)) > hours_of(plan_for(LARGE, fp32, launch=DDP))  # on two processes
 
 
 def test_a_token_is_multiplied_by_the_layers_and_the_output() -> None:

@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from indictune.console_text import shown_rate
 from indictune.data.batching import TrainingBatches
 from indictune.distributed.agreement import DivergedError, check_copies
 from indictune.distributed.sharding import has_own_optimizer, unwrapped
@@ -260,6 +261,6 @@ class TrainLog(TrainerCallback):
         a_step = (time.monotonic() - began) / max(1, state.global_step - first_step)  # with its evaluations
         left = timedelta(seconds=round(a_step * (state.max_steps - state.global_step)))
         logger.info(
-            "step %d of %d: loss %.4f, %.0f rows/s, %s left",
-            *(state.global_step, state.max_steps, entry["loss"], entry["samples_per_second"], left),
+            "step %d of %d: loss %.4f, %s rows/s, %s left",
+            *(state.global_step, state.max_steps, entry["loss"], shown_rate(entry["samples_per_second"]), left),
         )
