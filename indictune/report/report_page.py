@@ -55,7 +55,7 @@ def verdicts_of(run: ReportedRun) -> Iterator[Verdict]:
         yield against
     if breakdown is not None and (sure := breakdown.calibration) is not None:
         after = ""
-        if sure.temperature is not None:
+        if sure.calibrated_ece is not None and sure.calibrated_ece < sure.ece:
             after = f" With predict --calibrated it is {sure.calibrated_ece:.3f} (temperature {sure.temperature:.2f})."
         yield Verdict(f"Calibration error {sure.ece:.3f}", f"Mean distance of confidence and accuracy.{after}")
 

@@ -32,7 +32,7 @@ from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, u
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import RATIOS, WORST, Breakdown, break_down, label_block, mean_loss, without_markup
 from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
-from indictune.evaluation.uncertainty import calibration_of, fit_temperature
+from indictune.evaluation.uncertainty import calibration_of, helpful_temperature
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.serving_model import serve_as_trained
@@ -134,7 +134,7 @@ class SingleLabel(TextObjective):
 
     def fit(self, dataset: Dataset, results: Results) -> None:
         if self.keeps_scores:
-            self.temperature = fit_temperature(results[2], np.asarray(dataset["labels"][:]))
+            self.temperature = helpful_temperature(results[2], np.asarray(dataset["labels"][:]))
 
     def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         best = np.sort(np.argsort(-results[2], axis=1, kind="stable")[:, :MAX_SCORES], axis=1)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from indictune.evaluation.uncertainty import calibration_of, expected_calibration_error, fit_temperature, reliability
+from indictune.evaluation.uncertainty import (
+    calibration_of,
+    expected_calibration_error,
+    fit_temperature,
+    helpful_temperature,
+    reliability,
+)
 
 
 def test_the_error_of_two_bins_by_hand() -> None:
@@ -31,3 +37,23 @@ def test_the_temperature_of_rows_that_were_drawn_with_it() -> None:
     found = calibration_of(log_softmax(logits, axis=1), logits.argmax(1) == references, temperature)
     assert found.calibrated_ece is not None
     assert found.ece > 0.1 > 0.02 > found.calibrated_ece
+
+
+def drawn(rows: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of three labels, float [rows, 3], and labels that are drawn with a temperature, [rows]."""
+    random = np.random.default_rng(1)
+    logits = random.normal(scale=4, size=(rows, 3)).astype(np.float32)
+    shares = np.exp(log_softmax(logits / temperature, axis=1)).cumsum(1)
+    return logits, (random.random((rows, 1)) > shares).sum(1).clip(max=2)
+
+
+def test_a_temperature_is_kept_only_where_it_helps_rows_that_it_was_not_fitted_on() -> None:
+    assert helpful_temperature(*drawn(2000, 2.5)) == pytest.approx(2.5, rel=0.1)
+    assert helpful_temperature(*drawn(2000, 1.0)) is None  # logits that are right as they are
+
+
+def test_a_temperature_at_its_limit_is_none() -> None:
+    logits, _ = drawn(50, 1.0)
+    assert fit_temperature(logits, logits.argmax(1)) < 0.06
+    assert helpful_temperature(logits, logits.argmax(1)) is None
+    assert helpful_temperature(logits[:1], logits[:1].argmax(1)) is None
