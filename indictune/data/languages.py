@@ -74,6 +74,11 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     return languages
 
 
+def shown_language(language: str) -> str:
+    """A language as people read it: a code says nothing where the language is not known."""
+    return {LATIN: "Latin letters, not English", UNDETERMINED: "unknown"}.get(language, language)
+
+
 def language_of_script(text: str) -> str:
     """The language that the script of most letters stands for, `und-Latn` or `und`."""
     if text.isascii():
@@ -100,13 +105,13 @@ def _main_script(text: str, name_other: Callable[[str], str]) -> str:
 def scripts_of(texts: Iterable[str], languages: Iterable[str]) -> list[str]:
     """Whether each text is in its language's own script: `native`, `romanised`, or `none` for a text without letters.
 
-    Latin text is romanised, unless its language is English. `languages` has the language of each text.
+    Latin text is `english` if its language is, else romanised. `languages` has the language of each text.
     """
     found = []
     for text, language in zip((_NOT_LANGUAGE.sub(" ", text) for text in texts), languages, strict=True):
         if language_of_script(text) == LATIN:
             is_english = language.lower().partition("-")[0] in ("en", "eng", "english")
-            found.append("native" if is_english else "romanised")
+            found.append("english" if is_english else "romanised")
         else:
             found.append("native" if any(map(str.isalpha, text)) else "none")
     return found

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from indictune.console_text import table
+from indictune.data.languages import shown_language
 from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
 
 EVALUATION = "evaluation.json"
@@ -308,7 +309,7 @@ def metrics_tables(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
     Where labels have scores, a second table has precision, recall, F1 and support of each label of the model.
     """
     columns = ("num_examples", *names)
-    languages = [[name, *_cells(row, columns)] for name, row in metrics["per_language"].items()]
+    languages = [[shown_language(name), *_cells(row, columns)] for name, row in metrics["per_language"].items()]
     tables = [table(["language", "examples", *names], languages, footer=["all", *_cells(metrics, columns)])]
     if "per_label" in metrics:
         ratios = (*RATIOS, "support")
@@ -332,7 +333,7 @@ def in_sentences(breakdown: Breakdown) -> str:
     lines = [f"{breakdown.score}: {shown(breakdown.overall)}"]
     if len(breakdown.by["language"]) > 1:
         worst = breakdown.worst_language
-        lines.append(f"worst language, {worst}: {shown(breakdown.by['language'][worst])}")
+        lines.append(f"worst language, {shown_language(worst)}: {shown(breakdown.by['language'][worst])}")
     for what in ("script", "length"):
         groups = breakdown.by.get(what, {})
         if len(groups) > 1:

@@ -23,6 +23,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML, without_tokens
+from indictune.data.languages import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown, Group, read_breakdowns
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
@@ -282,7 +283,8 @@ def block_rows(block: Mapping[str, Any], digits: int, prefix: str = "") -> tuple
     names = list(scores_in(block))
     languages: Mapping[str, Any] = block.get("per_language") or {}
     rows = []
-    for of, each in (("all", block), *((f"{prefix}{language}", scores) for language, scores in languages.items())):
+    named = ((f"{prefix}{shown_language(language)}", scores) for language, scores in languages.items())
+    for of, each in (("all", block), *named):
         scores = scores_in(each)
         cells = (f"{scores[name]:.{digits}f}" if name in scores else "" for name in names)
         rows.append([of, f"{each.get('num_examples', 0):,}", *cells])

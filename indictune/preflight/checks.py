@@ -20,7 +20,7 @@ from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
-from indictune.models.load import check_max_length, stored_quantisation
+from indictune.models.load import check_max_length, has_dropout, stored_quantisation
 from indictune.preflight.values import (
     check_evaluations,
     check_fixed_values,
@@ -225,6 +225,19 @@ def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 
+def dropout_note(plan: AnyPlan) -> str:
+    """What dropout does to a comparison of strategies; empty for one process, and for a model without dropout."""
+    of_adapter = plan.model.lora_dropout if plan.model.method != "full" else 0.0
+    of_model = plan.model_config is not None and has_dropout(plan.model_config)
+    draws = bool(of_adapter or of_model) if plan.model.dropout is None else plan.model.dropout > 0
+    if plan.launch.world_size == 1 or not draws:
+        return ""
+    return (
+        "Each process draws its own dropout, so another number of processes trains a slightly other model. "
+        "To compare runs, give --dropout 0."
+    )
+
+
 def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], found: list[Problem]) -> Rows:
     """The rows of a run, read and checked, and before that the first line of the run: where it trains.
 
@@ -239,6 +252,8 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
         if warning := missing_gpu(plan):
             logger.warning(warning)
         logger.info(where_it_runs(plan))
+        if note := dropout_note(plan):
+            logger.info(note)
     inputs = replace(task.open(plan, problems), checkpoint=None if problems else _at_a_glance(plan).checkpoint)
     if inputs.sources is not None and "train" in inputs.sources:
         is_split = bool(plan.configuration.get("validation_split"))  # of a task that has the flag

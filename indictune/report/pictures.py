@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from indictune.data.languages import shown_language
 from indictune.evaluation.breakdown import Breakdown, Group
 from indictune.evaluation.uncertainty import BINS, Calibration
 from indictune.hub.public_text import harmless
@@ -127,7 +128,7 @@ def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
     found = [(run, each) for run, each in found if each.score == score]
     counts = {name: group.num_examples for _, each in found for name, group in each.by["language"].items()}
     names = sorted(sorted(counts, key=lambda name: -counts[name])[:_MOST_LANGUAGES])
-    shown = ["all", *(_drawn_name(name, at + 1) for at, name in enumerate(names))]
+    shown = ["all", *(_drawn_name(shown_language(name), at + 1) for at, name in enumerate(names))]
     figure = _figure(1.1 + (0.34 + 0.16 * (len(found) - 1)) * len(shown))
     axes = figure.subplots()
     thick, words = 0.74 / len(found), []
@@ -139,7 +140,8 @@ def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
         prefix = f"{run.name}, " if len(runs) > 1 else ""
         named = zip(["all", *names], groups, strict=True)
         scores = ((name, group.scores[score]) for name, group in named if group)
-        words += [f"{prefix}{name}: {of.value:.3f} ({of.low:.3f} to {of.high:.3f})." for name, of in scores]
+        spoken = ((shown_language(name), of) for name, of in scores)
+        words += [f"{prefix}{name}: {of.value:.3f} ({of.low:.3f} to {of.high:.3f})." for name, of in spoken]
     if len(runs) == 1:
         _baseline(axes, runs[0], names, score)
     axes.set_yticks(range(len(shown)), shown)
@@ -207,7 +209,7 @@ def draw_confusion(breakdown: Breakdown) -> Picture | None:
     labels = [_drawn_name(label, at + 1) for at, label in enumerate(breakdown.labels)]
     all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for number, (axes, name) in enumerate(zip(all_axes, names, strict=False)):
-        axes.set_title(_drawn_name(name, number + 1))
+        axes.set_title(_drawn_name(shown_language(name), number + 1))
         _matrix(axes, np.array(groups[name].confusion, np.float64), labels)
     for axes in all_axes[len(names) :]:
         axes.set_visible(False)

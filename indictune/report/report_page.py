@@ -11,6 +11,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from indictune.data.languages import shown_language
 from indictune.evaluation.breakdown import MISTAKES, SPLITS
 from indictune.files import HEALTH, SAMPLES, write_whole
 from indictune.hub.card_facts import with_interval
@@ -50,7 +51,7 @@ def verdicts_of(run: ReportedRun) -> Iterator[Verdict]:
         if len(languages) > 1:
             worst = languages[breakdown.worst_language]
             reason = f"{name} {with_interval(worst.scores[breakdown.score], DIGITS)}, on {worst.num_examples:,} rows."
-            yield Verdict(f"Worst language: {breakdown.worst_language}", reason)
+            yield Verdict(f"Worst language: {shown_language(breakdown.worst_language)}", reason)
     if (against := against_baseline(run)) is not None:
         yield against
     if breakdown is not None and (sure := breakdown.calibration) is not None:
@@ -63,7 +64,7 @@ def verdicts_of(run: ReportedRun) -> Iterator[Verdict]:
 def findings_of(run: ReportedRun, texts: bool) -> Iterator[tuple[Verdict, list[str]]]:
     """What was found in the rows, warnings first, with examples, which are texts of the rows."""
     for each in sorted(run.health.get("findings") or [], key=lambda each: not each.get("warns")):
-        where = f" ({each['language']})" if each.get("language") else ""
+        where = f" ({shown_language(each['language'])})" if each.get("language") else ""
         kind: Literal["fact", "warning"] = "warning" if each.get("warns") else "fact"
         examples = [without_folders(str(example)) for example in each.get("examples") or []]
         title = f"{titled(str(each['name']))}{where}"
@@ -122,7 +123,7 @@ def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
     is_romanised = row.get("script") == "romanised" and "-" not in language
     lang = f"{language}-Latn" if is_romanised else language
     lang = lang if _LANGUAGE.fullmatch(language) else ""
-    return Mistake(str(row["text"]), lang, where, language, *_compared(kind, row))
+    return Mistake(str(row["text"]), lang, where, shown_language(language), *_compared(kind, row))
 
 
 def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from indictune.data.languages import shown_language
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, MISTAKES, RATIOS, SPLITS, Breakdown, Group
 from indictune.files import HEALTH, SAMPLES, json_or_nothing
@@ -178,8 +179,10 @@ def _group_tables(breakdown: Breakdown, title: str) -> list[Table]:
         groups = breakdown.by.get(what) or {}
         if len(groups) > 1 or what == "language":
             caption = f"{title} by {what}{', in tokens' if what == 'length' else ''}"
-            named = [("all", breakdown.overall), *groups.items()]
-            found.append(Table(caption, header, [[name, *group_cells(each, names, DIGITS)] for name, each in named]))
+            named = {"all": breakdown.overall, **{shown_language(name): each for name, each in groups.items()}}
+            found.append(
+                Table(caption, header, [[name, *group_cells(each, names, DIGITS)] for name, each in named.items()])
+            )
     return found
 
 
@@ -202,7 +205,7 @@ def matrices(breakdown: Breakdown) -> list[Matrix]:
                 (label, [(count, count / max(1, sum(counts))) for count in counts])
                 for label, counts in zip(breakdown.labels, group.confusion, strict=True)
             ]
-            found.append(Matrix(name, breakdown.labels, rows))
+            found.append(Matrix(shown_language(name), breakdown.labels, rows))
     return found
 
 
@@ -273,7 +276,8 @@ def compared_scores(runs: Sequence[ReportedRun]) -> list[Table]:
         body = [["all", *(with_interval(each.overall.scores[name], DIGITS) for _, each in here)]]
         for language in sorted(languages):
             groups = [each.by["language"].get(language) for _, each in here]
-            body.append([language, *(with_interval(group.scores[name], DIGITS) if group else "" for group in groups)])
+            cells = (with_interval(group.scores[name], DIGITS) if group else "" for group in groups)
+            body.append([shown_language(language), *cells])
         found.append(Table(titled(name), ["", *(run.name for run, _ in here)], body))
     return found
 

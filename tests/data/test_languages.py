@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from indictune.data.languages import language_of, language_of_script, languages_of
+from indictune.data.languages import language_of, language_of_script, languages_of, scripts_of, shown_language
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,16 @@ def test_two_processes_agree() -> None:
     code = f"from indictune.data.languages import languages_of; print(languages_of({texts!r}))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == repr(languages_of(texts))
+
+
+def test_the_script_of_english_is_neither_native_nor_romanised() -> None:
+    texts = ["बहुत अच्छा", "bahut accha", "very good", "very good", "123"]
+    assert scripts_of(texts, ["hi", "hi", "en", "English", "en"]) == [
+        "native", "romanised", "english", "english", "none",
+    ]  # fmt: skip
+
+
+def test_people_read_no_code_where_the_language_is_unknown() -> None:
+    assert [shown_language(code) for code in ("hi", "und-Latn", "und")] == [
+        "hi", "Latin letters, not English", "unknown",
+    ]  # fmt: skip

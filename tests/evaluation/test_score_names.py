@@ -39,7 +39,7 @@ SAMPLES = Samples(
     "",
     8,
 )
-WRITTEN_GROUPS = ("en", "hi", "native", "length_1-16", "length_17-32")
+WRITTEN_GROUPS = ("en", "hi", "english", "native", "length_1-16", "length_17-32")
 
 
 def config(labels: Sequence[str], problem_type: Any = None) -> BertConfig:

@@ -17,6 +17,7 @@ from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.devices import check_cpu_time, meta_of, missing_gpu, where_it_runs
 from indictune.errors import problems_of
 from indictune.models.config_shapes import meta_model
+from indictune.preflight.checks import dropout_note
 from tests.conftest import FinishedRun
 from tests.models.tiny import words_tokenizer
 from tests.plans import plan_of
@@ -71,6 +72,20 @@ def test_a_large_recipe_for_gpus_warns_in_capitals_without_one(plan: AnyPlan, ma
     assert (mark in warning and warning.startswith("NO GPU WAS FOUND")) if mark else warning == ""
 
 
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (plan_for(LARGE, launch=DDP), True),
+        (plan_for(LARGE), False),  # one process
+        (plan_for(LARGE, launch=DDP, model={"dropout": 0.0}), False),
+        (replace(plan_of(launch=DDP), model_config=LlamaConfig(), head="ForCausalLM"), False),
+        (replace(plan_of(launch=DDP, model={"method": "lora"}), model_config=LlamaConfig(), head="ForCausalLM"), True),
+    ],
+)
+def test_several_processes_are_told_of_dropout(plan: AnyPlan, told: bool) -> None:
+    assert ("--dropout 0" in dropout_note(plan)) == told
+
+
 def test_of_an_adapter_the_trained_parameters_are_counted() -> None:
     plan = plan_for(LARGE, {"bf16": True}, model={"method": "lora"})
     meta = meta_of(plan)
@@ -88,7 +103,7 @@ def hours_of(plan: AnyPlan) -> float:
 def test_bf16_is_taken_for_no_faster_than_fp32() -> None:
     """One product is, up to ten times where a CPU has units for it; a step of SmolLM2-135M is not."""
     fp32 = {**LONG, "bf16": False}
-    assert hours_of(plan_for(LARGE, LONG)) > hours_of(plan_for(LARGE, fp32, launch=DDP))  # on two processes
+    assert hours_of(plan_for(LARGE, LONG)) > hours_of(plan_for(LARGE, fp32, launch=Launch("ddp", 4)))  # a quarter
 
 
 def test_a_token_is_multiplied_by_the_layers_and_the_output() -> None:

@@ -40,7 +40,7 @@ from indictune.data.health.findings import (
     near_duplicates,
 )
 from indictune.data.labels import has_classes, names
-from indictune.data.languages import NO_LETTERS, script_of
+from indictune.data.languages import NO_LETTERS, script_of, shown_language
 from indictune.data.text.cleaning import WORD
 from indictune.errors import Problems, catalogue, problem
 
@@ -97,7 +97,7 @@ class UnknownTokens:
     rows_share: float
 
     def __str__(self) -> str:
-        return f"{shortened(self.language)} ({self.script})"
+        return f"{shortened(shown_language(self.language))} ({self.script})"
 
 
 def drawn_rows(languages: pa.ChunkedArray) -> list[tuple[str, int, list[int]]]:
@@ -237,7 +237,7 @@ def language_table(measured: Sequence[LanguageHealth]) -> str:
     body = []
     for each in measured:
         shares = (f"{share:.1%}" for share in (each.unknown_share, each.truncated_share, each.collision_share))
-        body.append([each.language, f"{each.rows:,}", f"{each.tokens_per_word:.2f}", *shares])
+        body.append([shown_language(each.language), f"{each.rows:,}", f"{each.tokens_per_word:.2f}", *shares])
     return table(header, body)
 
 
@@ -268,7 +268,10 @@ class RowHealth:
         if 0 < len(shown) <= _MAX_COLUMNS:
             share = {(each["language"], each["label"]): f"{each['share']:.1%}" for each in self.labels}
             languages = [each.language for each in self.languages]
-            body = [[language, *(share.get((language, label), "0.0%") for label in shown)] for language in languages]
+            body = [
+                [shown_language(language), *(share.get((language, label), "0.0%") for label in shown)]
+                for language in languages
+            ]
             parts.append(table(["labels", *map(shortened, shown)], body))
         findings = "\n".join(f"- {each.in_full}" for each in self.findings)
         return "\n\n".join([*parts, *filter(None, [findings])])
