@@ -40,7 +40,7 @@ _WARM_UP_S = 1.0
 @contextmanager
 def serving(model: Path, max_batch_size: int) -> Iterator[str]:
     """The address of a server without a limit on the rate, while it runs."""
-    words = ["serve", str(model), "--port", "0", "--requests_per_minute", "0"]
+    words = ["serve", str(model), "--port", "0", "--requests_per_minute", "0", "--access_log", "false"]
     command = [sys.executable, "-m", "indictune", *words, "--max_batch_size", str(max_batch_size)]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=one_thread, stdout=subprocess.PIPE, text=True) as server:

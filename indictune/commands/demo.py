@@ -18,7 +18,7 @@ from huggingface_hub import SpaceCardData, metadata_load
 from indictune.commands.serve import ShownModelArguments
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import ClassifierArguments, flag
+from indictune.config.shared_arguments import ClassifierArguments, RequestLimits, flag
 from indictune.errors import Problems, UserError, problem
 from indictune.files import json_or_nothing, write_whole
 from indictune.hub.card import CARD
@@ -140,7 +140,8 @@ def run_demo(flags: Mapping[str, list[str]]) -> int:
     assert listener is not None
     assert page is not None
     with listener:
-        run_server(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.")
+        limits = RequestLimits(request_timeout=86_400, trusted_proxy=["127.0.0.1"])  # a page listens while it is open
+        run_server(page, listener, lambda url: f"{args.name} is on {url}. Ctrl-C stops it.", limits)
     return 0
 
 

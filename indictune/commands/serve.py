@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits, flag
-from indictune.errors import Problem, Problems, problem
+from indictune.errors import Problem, Problems, UserError, problem
 from indictune.versions import check_extra
 
 _PORTS = 65_535
+_KEY_CHARACTERS = 16
+_EXIT_UNANSWERED = 3
 
 
 @dataclass
@@ -39,11 +42,23 @@ class ServeFlags(RequestLimits, ShownModelArguments, ClassifierArguments):
 
     needed = ("model", "indictune serve FOLDER, where FOLDER is the --output_dir of a finished run.")
 
+    def keys(self) -> list[str]:
+        """The accepted keys; a `UserError` if their file cannot be read, has none, or a short one."""
+        if self.api_key_file is None:
+            return []
+        try:
+            found = Path(self.api_key_file).read_text(encoding="ascii").split()
+        except (OSError, UnicodeError) as error:
+            raise UserError("unreadable", "--api_key_file", self.api_key_file, reason=error) from error
+        if not found or min(map(len, found)) < _KEY_CHARACTERS:
+            raise UserError("api-key-short", "--api_key_file", self.api_key_file, least=_KEY_CHARACTERS)
+        return found
+
 
 def run_serve(flags: Mapping[str, list[str]]) -> int:
     """Serve until a signal ends it."""
     args = read_arguments(flags, ServeFlags, "model")
-    check_extra("serve", "serve", "fastapi", "fastapi_offline", "uvicorn")
+    check_extra("serve", "serve", "fastapi", "fastapi_offline", "prometheus_client", "uvicorn")
 
     from indictune.prediction.served_classifier import Classifier, served_model
     from indictune.serving.app import create_app
@@ -51,11 +66,16 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
 
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
+    keys = problems.attempt(args.keys)
     served = served_model(args, problems)
     problems.raise_any()
     assert listener is not None
     assert served is not None
+    args.allowed_hosts = [*args.allowed_hosts, args.host]
     with listener:
-        app = create_app(Classifier(served, args.max_tokens_per_device), args.name, args)
-        run_server(app, listener, lambda url: f"Serving {args.name} on {url}. Try it on {url}/docs. Ctrl-C stops it.")
-    return 0
+        app = create_app(Classifier(served, args.max_tokens_per_device), args.name, args, keys or ())
+        said = "Serving {} on {}. Try it on {}/docs. Ctrl-C stops it."
+        unanswered = run_server(app, listener, lambda url: said.format(args.name, url, url), args)
+    if unanswered:
+        print(problem("requests-unanswered", "--drain_seconds", args.drain_seconds, count=unanswered), file=sys.stderr)
+    return _EXIT_UNANSWERED if unanswered else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,10 +19,10 @@ _AT_LEAST_1 = (
     *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
     *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
     *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
-    *("eval_accumulation_steps", "save_total_limit"),
+    *("eval_accumulation_steps", "save_total_limit", "request_timeout"),
 )
 _AT_LEAST_0 = (
-    *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute"),
+    *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),
     *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
     *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
 )
@@ -231,17 +232,36 @@ class MachineArguments(Checked):
 
 @dataclass
 class RequestLimits(Checked):
-    """What a client of `indictune serve` may send."""
+    """What a client of `indictune serve` may send, and how long the server takes for it."""
 
     max_batch_size: int = flag(64, "Most texts that are labelled together. They may come from several requests.")
     max_texts: int = flag(256, "Most texts of a request.")
     max_characters: int = flag(10_000, "Most characters of a text.")
     max_request_bytes: int = flag(1_000_000, "Largest body of a request, in bytes.")
-    max_waiting_texts: int = flag(10_000, "Most texts that wait. Further requests get status 503.")
+    max_waiting_texts: int = flag(
+        10_000, "Most texts that wait, else status 503. An address gets half of the room that others leave."
+    )
     requests_per_minute: int = flag(6_000, "Most requests of a client in a minute; 0 for no limit.")
+    request_timeout: int = flag(60, "Most seconds from the head of a request to its answer, else status 503.")
+    allowed_hosts: list[str] = flag(
+        [],
+        "Names by which clients reach the server, as in the header Host: `a.org`, `*.a.org`, or `*` for any. The "
+        "address and loopback are always allowed.",
+    )
+    trusted_proxy: list[str] = flag([], "Addresses or networks of proxies whose X-Forwarded-For names the client.")
+    api_key_file: str | None = flag(
+        None, "File of keys, one a line. /predict and /metrics then need `Authorization: Bearer KEY`."
+    )
+    drain_seconds: int = flag(30, "Most seconds to answer accepted requests after SIGTERM or Ctrl-C.")
+    access_log: bool = flag(True, "Write a line for each request to standard error, without its texts.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse a queue that is too short for one request."""
+        """Refuse a queue that is too short for one request, and proxies that are no addresses."""
         yield from super().check()
+        for each in self.trusted_proxy:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError as error:
+                yield problem("proxy-not-an-address", "--trusted_proxy", each, reason=error)
         if self.max_waiting_texts < self.max_texts:
             yield problem("fewer-wait-than-come", "--max_waiting_texts", self.max_waiting_texts, texts=self.max_texts)

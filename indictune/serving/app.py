@@ -3,73 +3,103 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+import prometheus_client as prometheus
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from indictune.config.shared_arguments import RequestLimits
 from indictune.errors import problem
 from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
 from indictune.prediction.served_classifier import Classifier
-from indictune.serving.server import Limits, RefusedError, refusal
+from indictune.serving.server import GUARDED, Limits, RefusedError, client_of, refusal
 from indictune.versions import __version__
 
 _EXAMPLES = ["बहुत अच्छी फिल्म थी 😍", "worst movie ever"]
+_PATHS = (*GUARDED, "/health", "/ready", "/docs", "/openapi.json")
 _Record = dict[str, Any]
 _Waiting = tuple[str, "asyncio.Future[_Record]"]
 
 
 class Batches:
-    """A queue of texts in front of a model, which one thread runs.
+    """Texts that wait for a model, which one thread runs.
 
-    A batch takes what waits when the model becomes free. So nobody waits for a batch to fill up.
+    A batch takes what waits when the model becomes free, a text of each client in turn. So nobody waits for a batch to
+    fill up, and nobody for all texts of somebody else.
     """
 
     def __init__(self, label: Callable[[Sequence[str]], list[_Record]], max_batch_size: int, max_waiting: int) -> None:
         self._label = label
         self._max_batch_size = max_batch_size
         self._max_waiting = max_waiting
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._queues: dict[str, deque[_Waiting]] = {}  # of each client with texts that wait, the next one first
+        self._some_wait = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
 
     @property
     def waiting(self) -> int:
         """How many texts wait."""
-        return self._queue.qsize()
+        return sum(map(len, self._queues.values()))
 
-    async def label(self, texts: Sequence[str]) -> list[_Record]:
-        """The records of some texts, when `run` has come to them; a `RefusedError` if the queue has no room."""
-        if self.waiting + len(texts) > self._max_waiting:
-            raise RefusedError(503, problem("server-busy", value=self.waiting), {"Retry-After": "1"})
+    async def label(self, texts: Sequence[str], client: str = "") -> list[_Record]:
+        """The records of some texts, when `run` has come to them. If this is cancelled, they wait no longer.
+
+        Raises:
+            RefusedError: as many texts of the client would wait as there is room for texts of others.
+        """
+        own = self._queues.get(client, deque())
+        if (waiting := self.waiting) + len(own) + len(texts) > self._max_waiting:
+            raise RefusedError(503, problem("server-busy", value=waiting, what="texts wait"), {"Retry-After": "1"})
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[_Record]] = [loop.create_future() for _ in texts]
-        for each in zip(texts, futures, strict=True):
-            self._queue.put_nowait(each)
-        return await asyncio.gather(*futures)
+        own.extend(zip(texts, futures, strict=True))
+        self._queues[client] = own
+        self._some_wait.set()
+        try:
+            return await asyncio.gather(*futures)
+        except BaseException:  # the request is cancelled, or fails by one of its texts
+            for future in futures:
+                future.cancel()
+            if left := deque(each for each in self._queues.pop(client, ()) if not each[1].done()):
+                self._queues[client] = left
+            raise
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while self._queues and len(batch) < self._max_batch_size:
+            client = next(iter(self._queues))
+            queue = self._queues.pop(client)
+            batch.append(queue.popleft())
+            if queue:
+                self._queues[client] = queue  # behind the others
+        return batch
 
     async def run(self) -> None:
         """Label batch after batch, until cancelled."""
         while True:
-            batch = [await self._queue.get()]
-            while len(batch) < self._max_batch_size and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            batch = [each for each in batch if not each[1].done()]  # else its request was given up
-            answers = await self._answers([text for text, _ in batch])
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if future.done():
-                    continue
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
-                else:
-                    future.set_result(answer)
+            await self._some_wait.wait()
+            self._some_wait.clear()
+            while batch := self._next_batch():
+                answers = await self._answers([text for text, _ in batch])
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(answer, Exception):
+                        future.set_exception(answer)
+                    else:
+                        future.set_result(answer)
 
     async def _answers(self, texts: Sequence[str]) -> list[_Record | Exception]:
         """The records of a batch. If it fails, each text is tried alone: only the one at fault gets the error."""
@@ -112,6 +142,27 @@ class LabelledTexts(BaseModel):
     predictions: list[Labelled]
 
 
+class Observer:
+    """Counts the answers for Prometheus, and logs a line for each. Neither holds texts, nor other words of clients."""
+
+    def __init__(self, batches: Batches, has_log: bool) -> None:
+        self._log = logging.Logger("access", logging.INFO if has_log else logging.CRITICAL)
+        self._log.addHandler(handler := logging.StreamHandler())
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        self.texts = prometheus.Counter("indictune_texts", "Labelled texts.", registry=self.registry)
+        waiting = prometheus.Gauge("indictune_waiting_texts", "Texts that wait.", registry=self.registry)
+        waiting.set_function(lambda: batches.waiting)
+        what = ("indictune_request_seconds", "Time to an answer.", ["path", "status"])
+        self._seconds = prometheus.Histogram(*what, registry=self.registry)
+
+    def __call__(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in _PATHS else "other"
+        self._seconds.labels(path, status).observe(seconds)
+        self._log.info("%s %s %d %.3f s", client_of(scope), path, status, seconds)
+
+
 class ServerHealth(BaseModel):
     """What is served."""
 
@@ -128,44 +179,59 @@ class Failure(BaseModel):
     message: str
 
 
-def create_app(classifier: Classifier, name: str, limits: RequestLimits) -> FastAPI:
-    """The application. Its model is ready when this returns."""
+def create_app(classifier: Classifier, name: str, limits: RequestLimits, keys: Sequence[str] = ()) -> FastAPI:
+    """The application. Its model is ready when this returns. `keys` are those that clients need, if there are any."""
 
     def labelled(texts: Sequence[str]) -> list[dict[str, Any]]:
         return [rounded(row) for row in as_records(label(classifier, text_batch(texts)))]
 
     labelled(_EXAMPLES)  # the first texts take longest
+    labels = list(classifier.served.labels)
     batches = Batches(labelled, limits.max_batch_size, limits.max_waiting_texts)
+    observer = Observer(batches, limits.access_log)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(batches.run())
         yield
         running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        await asyncio.wait([running])
 
     about = _described(name, limits)
     app = FastAPIOffline(title="indictune", version=__version__, description=about, lifespan=lifespan)
-    app.add_middleware(Limits, max_bytes=limits.max_request_bytes, per_minute=limits.requests_per_minute)
+    app.add_middleware(Limits, limits=limits, keys=keys, observe=observer)
     _answer_errors(app)
+    key = [Depends(HTTPBearer(auto_error=False))] if keys else []  # for /docs; `Limits` checks it
 
-    @app.post("/predict", response_model=LabelledTexts, responses=_FAILURES)
-    async def predict(given: Texts) -> JSONResponse:
+    @app.post("/predict", response_model=LabelledTexts, responses=_FAILURES, dependencies=key)
+    async def predict(given: Texts, request: Request) -> JSONResponse:
         """Label texts."""
         _check(given.texts, limits)
-        return JSONResponse({"predictions": await batches.label(given.texts)})
+        found = await batches.label(given.texts, client_of(request.scope))
+        observer.texts.inc(len(found))
+        return JSONResponse({"predictions": found})
+
+    @app.get("/metrics", dependencies=key)
+    async def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(prometheus.generate_latest(observer.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     @app.get("/health")
     async def health() -> ServerHealth:
         """Whether the server answers, and for which model."""
-        labels = list(classifier.served.labels)
         return ServerHealth(status="ok", model=name, labels=labels, waiting_texts=batches.waiting)
+
+    @app.get("/ready", responses={503: {"model": Failure}})
+    async def ready() -> dict[str, str]:
+        """Whether a request with as many texts as are allowed could wait for the model now."""
+        if batches.waiting + limits.max_texts > limits.max_waiting_texts:
+            raise RefusedError(503, problem("server-busy", value=batches.waiting, what="texts wait"))
+        return {"status": "ready"}
 
     return app
 
 
-_FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (413, 422, 429, 503)}
+_FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (401, 408, 413, 422, 429, 503)}
 
 
 def _described(name: str, limits: RequestLimits) -> str:

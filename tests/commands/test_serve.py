@@ -105,7 +105,7 @@ def test_health_names_the_model_and_not_its_folder(url: str) -> None:
 
 def test_the_page_describes_the_interface_and_needs_no_other_server(url: str) -> None:
     paths = httpx2.get(f"{url}/openapi.json").json()["paths"]
-    assert (set(paths), set(paths["/predict"])) == ({"/predict", "/health"}, {"post"})
+    assert (set(paths), set(paths["/predict"])) == ({"/predict", "/health", "/ready", "/metrics"}, {"post"})
     page = httpx2.get(f"{url}/docs").text
     sources = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
     assert len(sources) >= 2
@@ -195,6 +195,16 @@ def test_all_flags_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -> No
     assert refusals(capsys) == ["argument-missing"]
     wrong = ["--port", "70000", "--max_texts", "20000", "--max_batch_size", "0"]
     assert refusals(capsys, "folder", *wrong) == ["expected-at-least", "port-unknown", "fewer-wait-than-come"]
+
+
+def test_proxies_and_keys_are_checked_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusals(capsys, "folder", "--trusted_proxy", "10.0.0.1", "10.0.0.1/8", "*") == ["proxy-not-an-address"] * 2
+    (tmp_path / "keys").write_text("0123456789abcdef\nshort\n")
+    for name, code in (("keys", "api-key-short"), ("none", "unreadable")):
+        flags = ("--port", "0", "--api_key_file", str(tmp_path / name))
+        assert refusals(capsys, str(tmp_path), *flags) == [code, "no-model"]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

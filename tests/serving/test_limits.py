@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from indictune.config.shared_arguments import RequestLimits
 from indictune.serving.app import Batches
 from indictune.serving.server import Limits, Rate, RefusedError
 
@@ -45,7 +46,8 @@ async def answers(bodies: Sequence[Any], per_minute: int = 0, **more: Any) -> li
 
     app = Starlette(routes=[Route("/", echo, methods=["POST", "GET"])])
     app.add_exception_handler(RefusedError, lambda _, error: error.response())
-    app.add_middleware(Limits, max_bytes=10, per_minute=per_minute)
+    limits = RequestLimits(max_request_bytes=10, requests_per_minute=per_minute)
+    app.add_middleware(Limits, limits=limits, keys=(), observe=lambda *_: None)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://here", **more) as client:
         found = [await client.post("/", content=body) for body in bodies]
         found.append(await client.get("/"))
@@ -87,11 +89,13 @@ class Model:
         return [{"length": len(text)} for text in texts]
 
 
-async def labelled(model: Model, requests: Sequence[Sequence[str]], max_waiting: int = 100) -> list[Any]:
-    """The answers to requests that come while the model is busy, or what they raised."""
+async def labelled(
+    model: Model, requests: Sequence[Sequence[str]], max_waiting: int = 100, clients: str = "aaaa"
+) -> list[Any]:
+    """The answers to requests of some clients that come while the model is busy, or what they raised."""
     batches = Batches(model, 4, max_waiting)
     running = asyncio.create_task(batches.run())
-    asked = [asyncio.create_task(batches.label(texts)) for texts in requests]
+    asked = [asyncio.create_task(batches.label(*each)) for each in zip(requests, clients, strict=False)]
     await asyncio.sleep(0.01)
     model.free.set()
     found = await asyncio.gather(*asked, return_exceptions=True)
@@ -117,7 +121,32 @@ def test_a_text_on_which_the_model_fails_spoils_no_other_request() -> None:
 
 
 def test_a_full_queue_refuses_and_later_takes_again() -> None:
-    found = asyncio.run(labelled(Model(), [["a", "b"], ["c", "d"], ["e"]], max_waiting=3))
+    found = asyncio.run(labelled(Model(), [["a", "b"], ["c", "d"], ["e"]], max_waiting=5))
     assert found[0] == lengths(["a", "b"])
     assert isinstance(found[1], RefusedError)
     assert found[2] == lengths(["e"])
+
+
+def test_a_client_leaves_room_for_others() -> None:
+    requests = [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    found = asyncio.run(labelled(Model(), requests, max_waiting=5, clients="1123"))
+    assert [isinstance(each, RefusedError) for each in found] == [False, True, False, False]
+
+
+def test_clients_take_turns_in_a_batch() -> None:
+    model = Model()
+    asyncio.run(labelled(model, [["a", "b", "c", "d", "e"], ["f"], ["g"], ["h", "i"]], clients="1123"))
+    assert model.batches == [["a", "g", "h", "b"], ["i", "c", "d", "e"], ["f"]]
+
+
+def test_texts_of_a_cancelled_request_are_not_labelled() -> None:
+    async def cancelled() -> tuple[int, int]:
+        batches = Batches(Model(), 4, 100)
+        asked = [asyncio.create_task(batches.label(["a"] * 5, client)) for client in "112"]
+        await asyncio.sleep(0)
+        before = batches.waiting
+        asked[0].cancel()
+        await asyncio.wait(asked[:1])
+        return before, batches.waiting
+
+    assert asyncio.run(cancelled()) == (15, 10)
