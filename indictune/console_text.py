@@ -62,6 +62,11 @@ def shown_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
+def shown_language(language: str) -> str:
+    """A language as people read it: a code says nothing where the language is not known."""
+    return {"und-Latn": "Latin letters, not English", "und": "unknown"}.get(language, language)
+
+
 def in_columns(text: str, width: int = 100) -> str:
     """Break long lines between words, and indent what follows. Words longer than a line stay whole."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -74,11 +74,6 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     return languages
 
 
-def shown_language(language: str) -> str:
-    """A language as people read it: a code says nothing where the language is not known."""
-    return {LATIN: "Latin letters, not English", UNDETERMINED: "unknown"}.get(language, language)
-
-
 def language_of_script(text: str) -> str:
     """The language that the script of most letters stands for, `und-Latn` or `und`."""
     if text.isascii():

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from indictune.console_text import table
-from indictune.data.languages import shown_language
+from indictune.console_text import shown_language, table
 from indictune.evaluation.uncertainty import RESAMPLES, Bin, Calibration, Estimate
 
 EVALUATION = "evaluation.json"

@@ -22,8 +22,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from indictune.config.recipe import recorded_values
+from indictune.console_text import shown_language
 from indictune.credentials import NOT_YAML, without_tokens
-from indictune.data.languages import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown, Group, read_breakdowns
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing

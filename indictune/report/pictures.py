@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from indictune.data.languages import shown_language
+from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import Breakdown, Group
 from indictune.evaluation.uncertainty import BINS, Calibration
 from indictune.hub.public_text import harmless

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from indictune.data.languages import shown_language
+from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import MISTAKES, SPLITS
 from indictune.files import HEALTH, SAMPLES, write_whole
 from indictune.hub.card_facts import with_interval

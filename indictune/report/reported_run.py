@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from indictune.data.languages import shown_language
+from indictune.console_text import shown_language
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, MISTAKES, RATIOS, SPLITS, Breakdown, Group
 from indictune.files import HEALTH, SAMPLES, json_or_nothing

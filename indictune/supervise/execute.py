@@ -286,7 +286,7 @@ def _cause(run: SupervisedRun, end: End) -> End:
     other = None if first is None else End(cast(run_folder.State, first[1]), f"[rank {first[0]}] {first[2]}")
     if other is not None and other.state == "user_error":
         return other
-    lost = run.ranks.gone() if end.state == "resumable" else run.lost()
+    lost = run.ranks.gone() | run.ranks.gone_before() if end.state == "resumable" else run.lost()
     if reported := run.reported():
         return End(cast(run_folder.State, reported["state"]), reported["message"])
     if lost:

@@ -132,6 +132,16 @@ class Ranks:
         """A sentence for each rank of this launcher that is gone, or in another state, without a report."""
         return {rank: f"{_name(rank, each)} {state}" for rank, each in self._in_state(state).items()}
 
+    def gone_before(self) -> dict[int, str]:
+        """A sentence for each rank that is gone and had not begun, if one launcher started all ranks here.
+
+        The launcher then sends SIGTERM to the others, as if it was asked to stop.
+        """
+        missing = set(range(self.world_size)) - {self.rank} - self._others().keys() if self.all_here else set()
+        alive = _ranks_started_by(self.mine.launcher, self.mine.attempt) if missing else set()
+        known = self.rank in alive  # else nothing is known of the launcher's processes
+        return {rank: f"rank {rank} {_GONE}, before it had begun" for rank in missing - alive if known}
+
     def dead(self) -> dict[int, str]:
         """A sentence for each rank of this launcher that is stopped, or gone without a report."""
         return self.gone() | self.gone(_STOPPED)
@@ -209,6 +219,18 @@ def _state_of(pid: int) -> str | None:
         return {psutil.STATUS_ZOMBIE: _GONE, psutil.STATUS_STOPPED: _STOPPED}.get(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
         return _GONE
+
+
+def _ranks_started_by(launcher: int, attempt: str) -> set[int]:
+    """The ranks of an attempt whose processes live, by what a launcher gave them."""
+    found = set()
+    with suppress(psutil.Error):
+        for each in psutil.Process(launcher).children():
+            with suppress(psutil.Error):  # it has ended
+                environ = each.environ() if each.status() != psutil.STATUS_ZOMBIE else {}
+                if "RANK" in environ and elastic.attempt(environ) == attempt:
+                    found.add(launch.rank_of(environ))
+    return found
 
 
 class Watchdog(threading.Thread):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from indictune.data.languages import language_of, language_of_script, languages_of, scripts_of, shown_language
+from indictune.console_text import shown_language
+from indictune.data.languages import language_of, language_of_script, languages_of, scripts_of
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,14 @@ class Job:
         folder: gets the run.
         launcher: starts it.
         flags: added to those below.
+        anew: as in `launching.start`.
     """
 
     recipe: Path
     folder: Path
     launcher: tuple[str, ...] = tuple(python())
     flags: tuple[str, ...] = ()
+    anew: bool = False
 
     def start(
         self, event: str | None = None, script: str = SCRIPT, **variables: str
@@ -63,7 +65,7 @@ class Job:
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
             *("--logging_steps", "3", "--dropout", "0.1", *self.flags),
         ]
-        return start([*self.launcher, *scripts, *flags], {FOLDER: str(self.folder), **variables})
+        return start([*self.launcher, *scripts, *flags], {FOLDER: str(self.folder), **variables}, anew=self.anew)
 
     @property
     def status(self) -> dict[str, Any]:

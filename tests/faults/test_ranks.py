@@ -344,7 +344,7 @@ def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: Finish
 @pytest.mark.slow
 def test_a_rank_that_hangs_before_it_tells_anything_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)), ("--ddp_timeout", "6"))
-    said = job.start("STUCK@indictune.stop_signals:unblock_stop_signals:1@1").stderr
+    said = job.start("STUCK@indictune.supervise.execute:unblock_stop_signals:1@1").stderr
     expected = "rank 1 holds up the others: it has not begun"
     assert job.status["message"].startswith(expected), said
     assert re.search(f"warning: nothing has moved for 3 s after step 0: {expected}", said)

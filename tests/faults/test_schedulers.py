@@ -466,7 +466,7 @@ def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: Fini
     assert processes_of(job.folder) == []
 
 
-LISTENING = "indictune.stop_signals:unblock_stop_signals"
+LISTENING = "indictune.supervise.execute:unblock_stop_signals"
 
 
 # The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.
@@ -476,7 +476,9 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed_before_its_first_report(
     finished_run: FinishedRun, tmp_path: Path, held_up: int
 ) -> None:
     """Its launcher asks the other one to stop, which has nobody's word that this is no request."""
-    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "1"), ("--max_steps", "2"))
+    launcher = (*torchrun(2), "--max-restarts", "1")
+    # Of a fork, nobody sees the environment.
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, ("--max_steps", "2"), anew=True)
     events = [f"SIGKILL@{LISTENING}:1@1@0", f"SLOW@{LISTENING}:1@1@0", *held_up * [f"SLOW@{LISTENING}:1@0@0"]]
     result = job.start("+".join(events))
     assert result.returncode == 0, result.stderr
@@ -490,7 +492,7 @@ def test_a_request_before_a_rank_tells_anything_is_no_death(
     finished_run: FinishedRun, tmp_path: Path, asked: int, held_up: int
 ) -> None:
     """It has left when the other one, held up or in C++, looks around."""
-    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "1"))
+    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "1"), anew=True)
     result = job.start("+".join([f"SIGTERM@{LISTENING}:1@{asked}", *held_up * [f"SLOW@{LISTENING}:1@{1 - asked}"]]))
     assert result.returncode != 0
     assert job.status["state"] == "resumable", result.stderr

@@ -32,10 +32,10 @@ def names(found: list[Path]) -> list[str]:
 )
 def test_the_newest_snapshot_wins(finished_run: FinishedRun, tmp_path: Path, strategy: str, ranks: int) -> None:
     """The fifth copy to the disk is slow, and the run is killed at the end of step 6."""
-    launcher = {} if strategy == "single" else {"launcher": tuple(accelerate(strategy, ranks))}
-    unbroken = Job(finished_run.recipe, tmp_path / "unbroken", flags=("--save_total_limit", "9"), **launcher)
+    launcher = tuple(python() if strategy == "single" else accelerate(strategy, ranks))
+    unbroken = Job(finished_run.recipe, tmp_path / "unbroken", launcher, ("--save_total_limit", "9"))
     assert unbroken.start().returncode == 0
-    job = Job(finished_run.recipe, tmp_path / "out", flags=FLAGS, **launcher)
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, FLAGS)
 
     # Each step is copied, if the copy before it is done; steps 2, 4, 6 and 8 wait for that.
     killed = job.start(f"SLOW@{COPY}:5+SIGKILL@{STEP}:6")

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.plan import RunPlan
-from indictune.console_text import table
+from indictune.console_text import shown_language, table
 from indictune.data.bad_rows import file_and_line
 from indictune.data.cache import BETWEEN_MESSAGES, StoredRows, build_with_facts, chosen_texts
 from indictune.data.columns import shortened
@@ -40,7 +40,7 @@ from indictune.data.health.findings import (
     near_duplicates,
 )
 from indictune.data.labels import has_classes, names
-from indictune.data.languages import NO_LETTERS, script_of, shown_language
+from indictune.data.languages import NO_LETTERS, script_of
 from indictune.data.text.cleaning import WORD
 from indictune.errors import Problems, catalogue, problem
 
