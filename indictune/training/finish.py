@@ -154,8 +154,12 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, test: TestTokens, test_file: str) -> None:
-    """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
-    findings = Findings(run)
+    """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it.
+
+    Raises:
+        UserError: the model computes numbers that are not finite.
+    """
+    findings = Findings(run, str(run.recipe.values["model"]))
     if test.samples is not None:
         prepared_model(trainer)
         write_samples(trainer, run, test.samples)

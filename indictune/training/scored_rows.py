@@ -16,6 +16,7 @@ import numpy as np
 from datasets import Dataset
 
 from indictune.data.languages import scripts_of
+from indictune.errors import UserError
 from indictune.evaluation.breakdown import (
     EVALUATION,
     MISTAKES,
@@ -41,15 +42,16 @@ MIN_ROWS = 100  # fewer training rows say nothing of a model
 
 
 class Findings:
-    """The files of a run's or a command's evaluations, which rank 0 writes.
+    """The files of a run's evaluations, or of those of a saved model, which rank 0 writes.
 
     Attributes:
         breakdowns: of the evaluations so far, by split.
         results: of the latest evaluation.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, saved_model: str | None = None) -> None:
         self.run = run
+        self._saved_model = saved_model
         self.breakdowns: dict[str, Breakdown] = {}
         self.results: Sequence[np.ndarray] = ()
         self._lines: LineFile | None = None
@@ -70,6 +72,9 @@ class Findings:
         """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
 
         All ranks must call it. Rank 0 keeps predictions and scores.
+
+        Raises:
+            UserError: a saved model computes numbers that are not finite.
         """
         objective, run, name = trainer.objective, self.run, BLOCK_OF_SPLIT[split]
         objective.keeps_scores = True
@@ -77,6 +82,8 @@ class Findings:
         block, results, trainer.measured = trainer.detailed_metrics[name], trainer.measured, None
         objective.keeps_scores = False
         if not math.isfinite(block["loss"]):
+            if self._saved_model is not None:
+                raise UserError("logits-not-finite", "--model", self._saved_model)
             note = f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."
             run.warn([note])
         run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")

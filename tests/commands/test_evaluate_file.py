@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
@@ -20,7 +22,9 @@ from indictune.checkpoint import store
 from indictune.commands.evaluate_file import _check_of_this_file, _take_from_training
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import EvaluationArguments
+from tests.commands.random_models import random_classifier
 from tests.conftest import FinishedRun
+from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.ranks.launching import ROOT, python, start
 from tests.refusals import refused
 from tests.training.tiny import tiny_llama
@@ -48,6 +52,38 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_reported_without_a_traceba
     assert f"--model {model}: " in result.stderr
     assert "[token-id-without-row]" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "single_label_classification": {"tweet": "अच्छी फिल्म", "label": "joy"},
+    "multi_label_classification": {"tweet": "अच्छी फिल्म", "label": "joy"},
+    "regression": {"tweet": "अच्छी फिल्म", "label": 0.5},
+    "tokens": {"text": ["अच्छी", "फिल्म"], "label": ["joy", "neutral"]},
+    "chat": {"prompt": "a", "completion": "b"},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [each if not number else pytest.param(each, marks=pytest.mark.more) for number, each in enumerate(ROWS)]
+)
+def test_a_model_whose_scores_are_no_numbers_is_not_scored(tmp_path: Path, kind: str) -> None:
+    model, out, test_file = tmp_path / "model", tmp_path / "out", tmp_path / "t.jsonl"
+    if kind == "chat":
+        saved_llama(model)
+    elif kind == "tokens":
+        random_classifier(model, "bert", of_tokens=True, layers=1)
+    else:
+        saved_classifier(model, kind)
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if name.endswith(("classifier.bias", "layers.0.mlp.up_proj.weight")))
+    weights[name][0] = torch.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    test_file.write_text(json.dumps(ROWS[kind]), encoding="utf-8")
+    flags = ["--model", str(model), "--test_file", str(test_file), "--output_dir", str(out)]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 2, result.stderr
+    assert "[logits-not-finite]" in result.stderr
+    assert not list(out.glob("*.json*l")) + list(out.glob("metrics.json"))
 
 
 @pytest.mark.more
