@@ -63,8 +63,8 @@ class ModelArguments(Checked):
     )
     vocabulary_from_train: int | None = flag(
         None,
-        "Learn a word-piece vocabulary of at most this many entries from the training texts. Only for "
-        "`builtin:tiny-indic-bert`, whose own vocabulary comes from the built-in tweets.",
+        "Learn a word-piece vocabulary of at most this many entries from the training texts. A piece is in five "
+        "different texts. Only for `builtin:tiny-indic-bert`, whose own vocabulary comes from the built-in tweets.",
     )
     dropout: float | None = flag(
         None, "Set every dropout of the model to this probability. With 0, runs can be compared exactly."

@@ -172,6 +172,7 @@ def _data(facts: CardFacts) -> dict[str, Any]:
         "rows": markdown_table(["training rows", "count"], [*rows[1:], rows[0]]) if rows else None,
         "dataset": facts.dataset,
         "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
+        "pieces": facts.learned_pieces,
         "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
         "defects": ((facts.metrics.get("data") or {}).get("notes") or [])[:_MOST_DEFECTS],
     }

@@ -108,6 +108,13 @@ class CardFacts:
         return [["all", f"{data['rows']:,}"], *body]
 
     @property
+    def learned_pieces(self) -> int:
+        """How many entries of the vocabulary were learned from the training rows."""
+        model = json_or_nothing(self.folder / "tokenizer.json").get("model") or {}
+        is_learned = self.settings.get("vocabulary_from_train") is not None
+        return len(builtin.learned_pieces(model.get("vocab") or {})) if is_learned else 0
+
+    @property
     def dataset(self) -> str | None:
         """The Hub's name of the dataset."""
         name = str(self.settings.get("dataset_name") or "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -28,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from indictune.data.text.cleaning import clean
+from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, clean
 from indictune.errors import UserError
 from indictune.files import cache_folder, kept_in, locked
 
@@ -39,6 +40,9 @@ ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "T
 EMOTICONS = (0x1F600, 0x1F64F)
 JOINERS = "\u200c\u200d"
 SEED = 0
+_LONGEST_WORD = 200  # characters; a longer word is an unknown token
+# What becomes no piece: digits, e-mail addresses and user names, except the placeholder of cleaned texts.
+_PRIVATE = re.compile(rf"(?<![^\s@＠])[^\s@＠]*[@＠](?!{HANDLE_PLACEHOLDER[1:]}\b)\S*|\d+")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def make_tokenizer(vocabulary: Mapping[str, int], max_length: int) -> PreTrained
     BERT's own normaliser does not: `clean_text` drops ZWJ and ZWNJ, and `strip_accents` drops the vowel signs.
     """
     backend = _untrained()
-    backend.model = WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=200)
+    backend.model = WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -130,29 +134,83 @@ def _untrained() -> Tokenizer:
     return backend
 
 
-def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_frequency: int = 0) -> dict[str, int]:
+def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_rows: int = 0) -> dict[str, int]:
     """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
 
-    `texts` are read twice, and the same ones give the same vocabulary, on every machine. Pieces that come less often
-    than `min_frequency` are left out.
+    `texts` are read twice, and the same ones give the same vocabulary, on every machine. With `min_rows` they are
+    somebody's: they are read once, and a piece of several characters is in at least as many different texts. None has
+    a digit or comes from a user name.
 
     The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
     in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).
     """
     backend = _untrained()
-    counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())
+    counts: Counter[str] = Counter()
+    words = _Words(backend, min_rows)
+    for text in texts:
+        normal = backend.normalizer.normalize_str(text)
+        counts.update(char for char in normal if not char.isspace())
+        if min_rows:
+            words.add(normal)
     frequent = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 8]
     alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
-        min_frequency=min_frequency,
+        min_frequency=min_rows,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         special_tokens=[*BERT_TOKENS, *(f"##{char}" for char in alphabet)],
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
-    return backend.get_vocab()
+    backend.train_from_iterator(words.repeated() if min_rows else texts, trainer)
+    vocabulary: dict[str, int] = backend.get_vocab()
+    return words.without_rare(vocabulary) if min_rows else vocabulary
+
+
+class _Words:
+    """In how many different texts each word is, and the numbers of the first `min_rows` of them."""
+
+    def __init__(self, backend: Tokenizer, min_rows: int) -> None:
+        self._split = backend.pre_tokenizer.pre_tokenize_str
+        self._min_rows = min_rows
+        self._texts: set[int] = set()  # hashes
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, list[int]] = {}
+
+    def add(self, text: str) -> None:
+        """Count the words of a normalised text, unless a text before it has the same ones."""
+        words = tuple(word for word, _ in self._split(_PRIVATE.sub(" ", text)) if len(word) <= _LONGEST_WORD)
+        if hash(words) in self._texts:
+            return
+        self._texts.add(hash(words))
+        for word in set(words):
+            self._counts[word] += 1
+            if self._counts[word] <= self._min_rows:
+                self._first.setdefault(word, []).append(len(self._texts))
+
+    def repeated(self) -> Iterator[str]:
+        """Each word as often as there are texts with it."""
+        return (f"{word} " * count for word, count in self._counts.items())
+
+    def without_rare(self, vocabulary: Mapping[str, int]) -> dict[str, int]:
+        """A vocabulary without pieces of several characters that are in fewer than `min_rows` texts."""
+        learned = learned_pieces(vocabulary)
+        longest = max(map(len, learned), default=0)
+        texts: dict[str, set[int]] = {piece: set() for piece in learned}
+        for word, numbers in self._first.items():
+            for start in range(len(word)):
+                for end in range(start + 2, min(start + longest, len(word)) + 1):
+                    piece = f"{'##' if start else ''}{word[start:end]}"
+                    if piece in texts:
+                        texts[piece].update(numbers)
+        rare = {piece for piece, found in texts.items() if len(found) < self._min_rows}
+        kept = sorted(vocabulary.keys() - rare, key=vocabulary.__getitem__)
+        return {piece: number for number, piece in enumerate(kept)}
+
+
+def learned_pieces(vocabulary: Iterable[str]) -> list[str]:
+    """The entries of a vocabulary that come from texts: those of several characters."""
+    return [piece for piece in vocabulary if len(piece.removeprefix("##")) > 1 and piece not in BERT_TOKENS]
 
 
 def _alphabet() -> list[str]:

@@ -161,7 +161,7 @@ def recorded_reading(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 ENCODER = "tiny-indic-bert"
-MIN_FREQUENCY = 2  # else few texts give whole words, and new texts with other words look unlike them
+MIN_ROWS = 5  # that a piece is in: who reads a published tokenizer learns no word of few people
 VOCABULARY_FLAG = "--vocabulary_from_train"
 
 
@@ -180,7 +180,7 @@ def with_vocabulary(
     """The model and the tokenizer of a run: those given, unless `--vocabulary_from_train` makes others.
 
     Args:
-        texts: the cleaned training texts, which are read several times.
+        texts: the cleaned training texts, which are read twice.
         checkpoint: that the run resumes from, whose vocabulary is kept. None: one process learns it from the texts.
             Where nodes share no cache, one of each node does: the same texts give the same vocabulary.
 
@@ -191,14 +191,12 @@ def with_vocabulary(
         return args, tokenizer
     size = builtin.Size(vocab_size=args.vocabulary_from_train)
     stored = None if checkpoint is None else stored_vocabulary(checkpoint)
-    digest = hashlib.sha256(
-        json.dumps([builtin.MODELS[ENCODER].version, size.vocab_size, MIN_FREQUENCY, stored]).encode()
-    )
+    digest = hashlib.sha256(json.dumps([builtin.MODELS[ENCODER].version, size.vocab_size, MIN_ROWS, stored]).encode())
     for text in texts if stored is None else ():
         digest.update(f"{text}\n".encode())
 
     def build(folder: Path) -> None:
-        vocabulary = builtin.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
+        vocabulary = builtin.learn_vocabulary(texts, size.vocab_size, MIN_ROWS) if stored is None else stored
         builtin.build_with(vocabulary, folder, size)
 
     folder = cache_folder() / f"{ENCODER}-{digest.hexdigest()[:16]}"

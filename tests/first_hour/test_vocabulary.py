@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,10 @@ from threading import Barrier
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from indictune.config.arguments import ModelArguments
+from indictune.models.builtin import learn_vocabulary, learned_pieces
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import check_learned_vocabulary, with_vocabulary
 from tests.plans import codes
@@ -21,7 +23,7 @@ from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train
 from tests.refusals import refused
 
 SMALL = ModelArguments(vocabulary_from_train=2_000)
-TEXTS = ["ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ", "ಕಥೆ ಚೆನ್ನಾಗಿಲ್ಲ", "Chitra chennagide"] * 5
+TEXTS = [f"{text} {end}" for text in ("ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ", "ಕಥೆ ಚೆನ್ನಾಗಿಲ್ಲ", "Chitra chennagide") for end in "abcde"]
 WORDS = ["ಚಿತ್ರ", "ಚೆನ್ನಾಗಿದೆ", "ಕಥೆ", "ಚೆನ್ನಾಗಿಲ್ಲ", "oota", "super", "bejaar", "😍"]
 JOB = """
 model_name_or_path: builtin:tiny-indic-bert
@@ -124,9 +126,34 @@ def test_a_checkpoint_s_vocabulary_wins_over_the_texts(tmp_path: Path) -> None:
         with_vocabulary(SMALL, kept, TEXTS, tmp_path)
 
 
-def test_a_word_that_comes_once_is_no_entry() -> None:
-    _, learned = with_vocabulary(SMALL, load_tokenizer(ModelArguments()), [*TEXTS, "ಅಪರೂಪ"], None)
-    assert len(learned.tokenize("ಚಿತ್ರ")) == 1 < len(learned.tokenize("ಅಪರೂಪ"))
+def learned(*texts: str) -> PreTrainedTokenizerBase:
+    return with_vocabulary(SMALL, load_tokenizer(ModelArguments()), [*TEXTS, *texts], None)[1]
+
+
+def test_a_piece_is_in_five_different_rows() -> None:
+    """Repeated rows are one, and so are rows that differ in numbers and user names alone."""
+    four = [f"ಅಪರೂಪ oota{n * 'x'}" for n in range(4)]
+    same = [f"ಅಪರೂಪ oota @user {n}" for n in range(5)]
+    rare = learned(*four, *same[:1] * 9)
+    assert len(rare.tokenize("ಅಪರೂಪ")) == 1 == len(rare.tokenize("ಚಿತ್ರ"))
+    assert len(learned(*four).tokenize("ಅಪರೂಪ")) > 1 < len(learned(*same, *four[1:]).tokenize("ಅಪರೂಪ"))
+    laughter = ["ha" * 40] * 9  # a pair of letters may come often in one row
+    assert len(learned(*laughter).tokenize("haha")) == 4
+
+
+def test_numbers_and_user_names_are_no_pieces() -> None:
+    secrets = ["9876543210 ", "९८७६ ", "qzravi@example.in ", "@qzkumar_91 ", "＠qzరవి "]
+    rows = [f"{''.join(secrets)} @user {TEXTS[n]} {n} covid19 h{n}" for n in range(9)]
+    found = learned(*rows)
+    assert found.tokenize("९८७६ @user covid19") == ["९", "##८", "##७", "##६", "@", "user", "covid", "##1", "##9"]
+    pieces = learned_pieces(found.get_vocab())
+    assert not [piece for piece in pieces if any(map(str.isdigit, piece)) or "qz" in piece]
+
+
+def test_a_long_word_costs_linear_time() -> None:
+    began = time.monotonic()
+    learn_vocabulary(["a" * 400_000, f"@user {'b@' * 200_000}", "ha" * 100], 2_000, 5)
+    assert time.monotonic() - began < 10
 
 
 def test_texts_are_not_kept_in_memory() -> None:
@@ -138,11 +165,11 @@ def test_texts_are_not_kept_in_memory() -> None:
             yield from ["ಒಂದು ಸಾಲು"]
 
     with_vocabulary(SMALL, load_tokenizer(ModelArguments()), Once(), None)
-    assert Once.passes == 3  # named, counted and learned from
+    assert Once.passes == 2  # named, and learned from
 
 
 def test_ranks_that_start_together_learn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reads its texts to name the vocabulary. One reads them twice more, and the other waits for it."""
+    """Each reads its texts to name the vocabulary. One reads them once more, and the other waits for it."""
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
     tokenizer, named = load_tokenizer(ModelArguments()), Barrier(2)
 
@@ -160,7 +187,7 @@ def test_ranks_that_start_together_learn_once(tmp_path: Path, monkeypatch: pytes
         return Texts.passes
 
     with ThreadPoolExecutor(2) as pool:
-        assert sorted(pool.map(passes, range(2))) == [1, 3]
+        assert sorted(pool.map(passes, range(2))) == [1, 2]
 
 
 def test_only_the_small_encoder_learns_a_vocabulary() -> None:
