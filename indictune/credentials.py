@@ -9,8 +9,11 @@ from functools import cache
 import yaml
 
 # A token of the Hub: 34 characters after its prefix, or an OAuth or JWT token, which has other signs too. File names
-# are seldom as long.
-_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}")
+# are seldom as long. The second line has keys of GitHub, OpenAI and Anthropic.
+_TOKEN = re.compile(
+    r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}"
+    r"|gh[oprsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|\bsk-(?:(?:proj|ant)-[\w\-]{20,}|[A-Za-z0-9]{32,})"
+)
 _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
 # A signed URL of the Hub's storage opens a private file to everybody, for an hour.
 _SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)

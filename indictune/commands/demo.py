@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import SpaceCardData, metadata_load
 
+from indictune.commands.push import check_publishable
 from indictune.commands.serve import ShownModelArguments
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
@@ -174,6 +175,9 @@ def write_space(model: Path, target: Path) -> None:
     is_chat = holds_language_model(model)
     if not is_chat:
         classifier_config(ModelArguments(str(model)))
+    problems = Problems()
+    check_publishable(model, "--model", problems)
+    problems.raise_any()
     check_output_folder(target, "--export")
     names = published(model, model_files(model))
     with whole_folder(target, "--export", sum((model / name).stat().st_size for name in names)) as folder:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
+from safetensors import SafetensorError, safe_open
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
-from indictune.credentials import without_tokens
+from indictune.credentials import holds_token, without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import NOT_PUSHED, check_outside_checkpoints, write_whole
 from indictune.hub.card import CARD, write_card
@@ -27,10 +28,12 @@ from indictune.hub.publish import (
     published,
     refusal_of,
     retried,
+    staged,
     upload,
 )
 from indictune.models.adapters import base_of, config_file
-from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.models.trusted_files import ADAPTER_CONFIG, first_line, weights_files
+from indictune.prediction.served_classifier import check_finished
 from indictune.report.report_page import REPORT, write_without_texts
 
 _COMMAND = "indictune push"
@@ -65,6 +68,8 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     folder = Path(args.folder)
     problems = Problems()
     problems.attempt(_check_folder, folder)
+    if config_file(folder).is_file():
+        check_publishable(folder, _COMMAND, problems)
     problems.attempt(_check_base, folder)
     problems.extend(problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
     if get_token() is None:
@@ -74,15 +79,15 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     if not (folder / CARD).is_file():
         write_card(folder, repository)
     _name_repository(folder, repository)
-    if write_without_texts(folder, folder):
-        again = f"`indictune report {folder}` shows them again."
-        print(printable(f"{REPORT} goes up without the texts of your rows. {again}"))
     names = published(folder, model_files(folder))
     size = sum((folder / name).stat().st_size for name in names) / 1e6
     print(f"Uploading {len(names)} files ({size:,.1f} MB) to {repository}: {', '.join(names)}", flush=True)
     try:
         to = Destination(repository, args.private or None, args.revision, args.create_pr)
-        url = upload(folder, names, to, "Upload by indictune push")
+        with staged(folder, names) as copy:
+            if write_without_texts(folder, copy):
+                print(f"{REPORT} goes up without the texts of your rows.")
+            url = upload(folder, names, to, "Upload by indictune push", copy)
     except PushError as error:
         print(printable(without_tokens(f"indictune: {error}")), file=sys.stderr)
         return 1
@@ -96,6 +101,26 @@ def _check_folder(folder: Path) -> None:
     if not config_file(folder).is_file() or not list(folder.glob("*.safetensors")):
         raise UserError("nothing-to-push", _COMMAND, folder)
     check_outside_checkpoints(folder, _COMMAND)
+
+
+def check_publishable(folder: Path, flag: str, problems: Problems) -> None:
+    """Collect what keeps a model from others: an unfinished run, weights that cannot be read, a token in its card."""
+    problems.attempt(check_finished, folder, flag)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        problems.attempt(weights_files, folder, flag)
+    for name in published(folder, model_files(folder)):
+        if name.endswith(".safetensors"):
+            problems.attempt(_check_weights, folder / name, flag)
+        elif name == CARD and holds_token((folder / CARD).read_text(encoding="utf-8", errors="replace")):
+            problems.append(problem("token-in-card", flag, folder / CARD))
+
+
+def _check_weights(file: Path, flag: str) -> None:
+    try:
+        with safe_open(file, "np"):
+            pass  # its header says how long it is
+    except (OSError, SafetensorError) as error:
+        raise UserError("model-unreadable", flag, file, reason=first_line(error)) from error
 
 
 def _check_base(folder: Path) -> None:

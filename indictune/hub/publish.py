@@ -7,10 +7,12 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import httpx2
@@ -61,8 +63,20 @@ class Destination:
         return shlex.join(words)
 
 
-def upload(folder: Path, names: Sequence[str], to: Destination, message: str) -> str:
+@contextmanager
+def staged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """A temporary folder with links to some files of a folder. A link that is written over leaves its file alone."""
+    with TemporaryDirectory(prefix="indictune-push-") as temporary:
+        for name in names:
+            Path(temporary, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(temporary, name).symlink_to((folder / name).absolute())
+        yield Path(temporary)
+
+
+def upload(folder: Path, names: Sequence[str], to: Destination, message: str, source: Path | None = None) -> str:
     """Upload some files of a folder in one commit or more; returns the address of the commit or the pull request.
+
+    Their contents are those in `source`, by default the folder itself.
 
     A file that the Hub has already is not sent again, so an upload that failed goes on when it is called again. The
     repository and the branch are made if they are missing. A `PushError` if the Hub refused, or did not answer.
@@ -78,7 +92,7 @@ def upload(folder: Path, names: Sequence[str], to: Destination, message: str) ->
         if to.create_pr:
             request = retried(partial(hub.create_pull_request, to.repo_id, message))
             to = replace(to, create_pr=False, revision=request.git_reference)
-        send = partial(hub.upload_folder, repo_id=to.repo_id, folder_path=folder, revision=to.revision)
+        send = partial(hub.upload_folder, repo_id=to.repo_id, folder_path=source or folder, revision=to.revision)
         commit = retried(partial(send, allow_patterns=list(names), commit_message=message))
     except Exception as error:
         said = f"The model is whole in {folder}; the push failed: {reason_of(error)}. Continue with:"
@@ -199,6 +213,8 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
     this machine, and `training_args.bin`, a pickle. A `PushError` if the Hub refused, or did not answer.
     """
+    from indictune.report.report_page import write_without_texts  # slow to import
+
     not_pushed = folder / NOT_PUSHED
     if not not_pushed.is_file() or not_pushed.is_symlink():
         return
@@ -206,7 +222,10 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     if not (folder / CARD).is_file():  # the run was killed just before
         write_card(folder, to.repo_id)
     saved = json.loads(not_pushed.read_text(encoding="utf-8"))
-    url = upload(folder, published(folder, saved), to, "End of training")
+    names = published(folder, saved)
+    with staged(folder, names) as copy:
+        write_without_texts(folder, copy)
+        url = upload(folder, names, to, "End of training", copy)
     logger.info("Pushed to %s", url)
     not_pushed.unlink()
 

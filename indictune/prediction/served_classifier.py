@@ -118,13 +118,13 @@ def classifier_config(model: ModelArguments) -> PreTrainedConfig:
     return config
 
 
-def check_finished(folder: Path) -> None:
+def check_finished(folder: Path, flag: str = "--model") -> None:
     """Refuse a run that has not ended (`run-not-finished`, `no-model`): its model may be an earlier run's."""
     is_run = any(any(folder.glob(pattern)) for pattern in _OF_A_RUN)
     if not config_file(folder).is_file():
-        raise UserError("run-not-finished" if is_run else "no-model", "--model", folder, missing="config.json")
+        raise UserError("run-not-finished" if is_run else "no-model", flag, folder, missing="config.json")
     if (folder / "train_log.jsonl").is_file() and not is_finished(folder):
-        raise UserError("run-not-finished", "--model", folder, missing=METRICS)
+        raise UserError("run-not-finished", flag, folder, missing=METRICS)
 
 
 class Classifier:

@@ -174,7 +174,7 @@ def write_report(folders: Sequence[Path], file: Path | None = None, texts: bool 
 def write_without_texts(run: Path, folder: Path) -> bool:
     """Write the report of a run for others, without texts of its rows, which may be of people who never agreed.
 
-    Whether a report was written: not for a run without a report or texts. `folder` may be the run's own.
+    Whether a report was written: not for a run without a report or texts. `folder` is not the run's own.
     """
     if not ((run / REPORT).is_file() and any((run / name).is_file() for name in _TEXTS)):
         return False

@@ -127,15 +127,15 @@ def finish_run(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tok
     if trainer.args.should_save:
         write_card(run.output_dir, trainer.hub_model_id if trainer.args.push_to_hub else None)
         if trainer.args.report:
-            report_run(run, texts=not trainer.args.push_to_hub)
+            report_run(run)
     if trainer.args.push_to_hub and run.rank == 0:
         publish.publish_run(run.output_dir, trainer.args)
 
 
-def report_run(run: Run, texts: bool) -> None:
+def report_run(run: Run) -> None:
     """Write `report.html`. If that fails it is a warning: the model is there."""
     try:
-        path = write_report([run.output_dir], texts=texts)
+        path = write_report([run.output_dir])
     except Exception as error:
         reason = without_tokens(f"{type(error).__name__}: {error}")
         run.warn([f"No report is written ({reason}). Try again: indictune report {run.output_dir}"])

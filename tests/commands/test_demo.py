@@ -27,7 +27,7 @@ from indictune.commands.demo import DemoFlags, demo_app
 from indictune.prediction.chat_model import open_chat_model
 from indictune.prediction.labelled_rows import label_texts
 from tests.first_hour.saved_models import saved_classifier, saved_llama
-from tests.hub.folders import model_folder
+from tests.hub.folders import model_folder, write_weights
 from tests.ranks.launching import ROOT, free_port
 
 CHROMIUM = "/usr/bin/chromium"
@@ -172,6 +172,7 @@ def test_a_space_has_no_texts_of_rows(tmp_path: Path) -> None:
     row = {"label": "neutral", "predicted": "positive", "wrongness": 0.75, "language": "hi", "text": secret}
     (model / "mistakes.json").write_text(json.dumps({"test": [row]}))
     (model / "report.html").write_text(secret)
+    write_weights(model)
     assert main(["demo", str(model), "--export", str(tmp_path / "space")]) == 0
     files = {path.name: path.read_bytes() for path in (tmp_path / "space").rglob("*") if path.is_file()}
     assert b"<h1>out</h1>" in files["report.html"]

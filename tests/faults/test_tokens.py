@@ -72,8 +72,14 @@ def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> 
     assert not any(part in str(problem) for part in (TOKEN, "anything", "x" * 8))
 
 
-@pytest.mark.parametrize("token", ["hf_oauth_eyJhbGciOi.JIUzI1NiJ9-x_y", "hf_jwt_eyJhbGciOiJIUzI1.NiJ9-x_yzabc"])
-def test_the_hubs_other_tokens_are_tokens_too(token: str) -> None:
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("hf_oauth_eyJhbGciOi.JIUzI1NiJ9-x_y", "hf_jwt_eyJhbGciOiJIUzI1.NiJ9-x_yzabc"),
+        *(f"ghp_{'aB3' * 12}", f"github_pat_{'aB3_' * 20}", f"sk-{'aB3' * 16}", f"sk-proj-{'aB3-_' * 20}x"),
+    ],
+)
+def test_other_tokens_of_the_hub_and_keys_are_tokens_too(token: str) -> None:
     assert holds_token(f"run-{token}")
     assert without_tokens(f"see {token}, again") == "see (a token), again"
 
@@ -400,6 +406,7 @@ def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pu
     assert "<script>" not in report
     assert "\x1b" not in report
     assert "<blockquote" not in report  # no texts of rows
+    assert "<blockquote" in (push.out / "report.html").read_text(encoding="utf-8")
     if push.kind.script == SCRIPT:
         assert list(json.loads(push.kept.files["config.json"])["label2id"]) == sorted(IN_ROWS)
         assert "escaped" in card

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -15,9 +17,9 @@ from indictune.files import _OF_A_CHECKPOINT
 from indictune.hub import publish
 from tests.faults.hub import Fault, Hub
 from tests.hub.conftest import TOKEN
-from tests.hub.folders import CONFIG, model_folder
+from tests.hub.folders import CONFIG, model_folder, write_weights
 
-WEIGHTS = b"\x08" * 5000
+OTHER_TOKEN = "hf_OtherOtherOtherOtherOtherOther1234"
 PUSHED = ["README.md", "config.json", "figures/curves.png", "metrics.json", "model.safetensors", "report.html"]
 STAY = (
     *("training_args.bin", "optimizer.pt", "recipe.yaml", "predictions.jsonl", "train_log.jsonl", "mine.py"),
@@ -37,7 +39,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def folder(tmp_path: Path) -> Path:
     """Of a finished run, with files that are nobody's business."""
     made = model_folder(tmp_path / "out")
-    (made / "model.safetensors").write_bytes(WEIGHTS)
+    write_weights(made)
     for name in (*PUSHED, *STAY):
         (made / name).parent.mkdir(exist_ok=True)
         if not (made / name).exists() and name != "README.md":
@@ -45,12 +47,21 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+def weights_of(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_push_sends_the_model_its_card_and_its_report_alone(server: Hub, folder: Path) -> None:
     assert main(["push", str(folder), "me/out", "--private"]) == 0
     ((branch, _, paths),) = server.commits
     assert (branch, paths) == ("main", PUSHED)
-    assert server.files["model.safetensors"] == WEIGHTS
-    assert server.stored == {sha256(WEIGHTS).hexdigest(): WEIGHTS}
+    weights = weights_of(folder)
+    assert server.files["model.safetensors"] == weights
+    assert server.stored == {sha256(weights).hexdigest(): weights}
     assert {(each["name"], each["organization"], each["visibility"]) for each in server.made} == {
         ("out", "me", "private")
     }
@@ -70,7 +81,7 @@ def test_a_card_that_the_user_wrote_is_pushed_as_it_is(server: Hub, folder: Path
 
 def test_a_report_goes_up_without_texts_of_rows(server: Hub, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "out")
-    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    write_weights(folder)
     row = {
         "label": "neutral",
         "predicted": "positive",
@@ -80,8 +91,11 @@ def test_a_report_goes_up_without_texts_of_rows(server: Hub, tmp_path: Path) -> 
     }
     (folder / "mistakes.json").write_text(json.dumps({"test": [row]}))
     assert main(["report", str(folder)]) == 0
+    before = files_of(folder)
     assert "words of a person" in (folder / "report.html").read_text()
     assert main(["push", str(folder), "me/out"]) == 0
+    after = files_of(folder)
+    assert {path: after[path] for path in before} == before  # here the report keeps them
     assert "<h1>out</h1>" in server.files["report.html"].decode()
     assert not any(b"words of a person" in content for content in server.files.values())
     assert "mistakes.json" not in server.files
@@ -102,7 +116,7 @@ def test_a_hub_that_is_away_is_asked_again(
     server.faults = [Fault(part, answer, times=3)]
     assert main(["push", str(folder), "me/out"]) == 0
     assert waits[:3] == [1, 2, 4]
-    assert server.files["model.safetensors"] == WEIGHTS
+    assert server.files["model.safetensors"] == weights_of(folder)
 
 
 def test_a_hub_that_asks_for_a_pause_gets_it(server: Hub, folder: Path, waits: list[float]) -> None:
@@ -126,7 +140,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
     began = time.monotonic()
     assert main(["push", str(folder), "me/out"]) == 0
     assert time.monotonic() - began < 10
-    assert server.files["model.safetensors"] == WEIGHTS
+    assert server.files["model.safetensors"] == weights_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -153,17 +167,16 @@ def test_a_push_that_fails_leaves_the_model_and_goes_on_by_the_command_that_it_p
 ) -> None:
     server.faults = [Fault("/commit/", answer, times=99)]
     assert main(["push", str(folder), "me/out", "--revision", "v2"]) == 1
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = files_of(folder)
     said = capsys.readouterr().err
     command = f"indictune push {folder} me/out --revision v2"
     assert said.rstrip().endswith(command)
     assert TOKEN not in said
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     server.faults, server.sent = [], []
     assert main(command.split()[1:]) == 0
     assert not any(path.startswith(b"/stored/") for path in server.sent)  # the weights are there already
-    assert server.files["model.safetensors"] == WEIGHTS
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert server.files["model.safetensors"] == weights_of(folder)
+    assert files_of(folder) == before
 
 
 def test_a_pull_request_that_fails_goes_on_in_the_same_one(
@@ -197,10 +210,36 @@ def test_a_checkpoint_and_an_adapter_on_a_base_of_this_machine_are_not_pushed(
         (checkpoint / name).touch()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
     for made, code in ((checkpoint, "folder-in-checkpoint"), (adapter, "push-of-local-base")):
-        (made / "model.safetensors").write_bytes(WEIGHTS)
+        write_weights(made)
         assert main(["push", str(made), "me/out"]) == 2
         assert f"[{code}]" in capsys.readouterr().err
     assert server.sent == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda folder: (folder / "metrics.json").unlink(), "run-not-finished"),
+        (lambda folder: (folder / "metrics.json").write_text(""), "run-not-finished"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(weights_of(folder)[:1500]), "model-unreadable"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "model-1.safetensors"), "weights-missing"),
+        (lambda folder: (folder / "README.md").write_text(f"hf download --token {OTHER_TOKEN}"), "token-in-card"),
+        (lambda folder: (folder / "README.md").write_text("key = 'sk-proj-Canary_Canary-Canary1'"), "token-in-card"),
+        (lambda folder: (folder / "README.md").write_text("see https://me:secret@host/x"), "token-in-card"),
+    ],
+)
+def test_what_is_not_fit_for_others_is_not_pushed_nor_exported(
+    server: Hub, folder: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Any], code: str
+) -> None:
+    (folder / "train_log.jsonl").touch()
+    damage(folder)
+    for words in (["push", str(folder), "me/out"], ["demo", str(folder), "--export", str(folder.parent / "space")]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"[{code}]" in said
+        assert OTHER_TOKEN not in said
+    assert server.sent == []
+    assert not (folder.parent / "space").exists()
 
 
 def test_a_models_own_code_is_pushed_with_it(server: Hub, folder: Path) -> None:

@@ -258,5 +258,5 @@ def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
     run = Run(Recipe({"output_dir": str(model_folder(tmp_path / "out"))}, Problems()), 0)
     (tmp_path / "out/report.html").mkdir()
     with caplog.at_level("WARNING"):
-        report_run(run, texts=True)
+        report_run(run)
     assert f"indictune report {tmp_path}/out" in caplog.text
