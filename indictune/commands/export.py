@@ -170,6 +170,7 @@ def write_onnx(args: ExportFlags, source: Path, folder: Path) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     graph = folder / GRAPH
     _trace(args, model, tokenizer.model_input_names, graph)
+    _drop_notes_of(graph)
     if args.int8:
         _round_to_8_bit(graph)
     equal, largest = compare_labels(model, graph, tokenizer, texts, max_length)
@@ -231,6 +232,23 @@ def _trace(args: ExportFlags, model: PreTrainedModel, inputs: list[str], graph: 
     except Exception as error:  # torch raises any, from a model's code too
         logging.getLogger(__name__).debug("%s cannot be traced", args.model, exc_info=error)
         raise UserError("export-not-traced", "--model", args.model, reason=first_line(error)) from error
+
+
+def _drop_notes_of(graph: Path) -> None:
+    """Drop what the exporter notes beside each operator: the lines of this machine's files that it comes from."""
+    import onnx
+
+    def drop(message: Any) -> None:
+        for field, value in message.ListFields():
+            if field.name in ("doc_string", "metadata_props"):
+                message.ClearField(field.name)
+            elif field.message_type is not None:
+                for each in [value] if hasattr(value, "ListFields") else value:
+                    drop(each)
+
+    model = onnx.load(graph, load_external_data=False)
+    drop(model)
+    onnx.save(model, graph)
 
 
 def _round_to_8_bit(graph: Path) -> None:

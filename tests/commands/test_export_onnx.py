@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.commands.random_models import LABELS, random_classifier
 from tests.conftest import FinishedRun
 from tests.first_hour.saved_models import MAX_LENGTH, saved_classifier
 from tests.models.tiny import CONFIGS
+from tests.ranks.launching import ROOT
 
 TEXTS = [str(row["text"]) for row in sample_rows("test.jsonl")]
 ENCODERS = sorted(CONFIGS.keys() - {"llama"})
@@ -66,6 +68,23 @@ def test_any_number_of_rows_and_tokens_gets_the_logits_of_the_model(model: Path,
         with torch.inference_mode():
             expected = torch_model(**batch).logits.numpy()
         np.testing.assert_allclose(logits_of(exported, texts), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("int8", ["false", pytest.param("true", marks=pytest.mark.more)])
+def test_no_file_names_a_path_of_this_machine(model: Path, tmp_path: Path, int8: str) -> None:
+    out, texts = tmp_path / "out", tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS[:3]), encoding="utf-8")
+    assert main(["export", str(model), "--input_file", str(texts), "--int8", int8, "--output_dir", str(out)]) == 0
+    content = b"".join(path.read_bytes() for path in out.iterdir())
+    paths = (
+        str(ROOT),
+        sys.prefix,
+        str(Path(torch.__file__).parents[1]),
+        str(tmp_path),
+        str(model.parent),
+    )
+    assert [path for path in paths if path.encode() in content] == []
+    assert re.findall(rb"[\w/.-]+\.py\b", (out / "model.onnx").read_bytes()) == []
 
 
 @pytest.mark.more
