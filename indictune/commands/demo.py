@@ -160,8 +160,7 @@ def demo_app(args: DemoFlags) -> Any:
     else:
         classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
         blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
-    footer, most = ["api", "settings"], gradio_pages.MAX_FILE_BYTES
-    return mount_gradio_app(FastAPI(), blocks, "/", footer_links=footer, run_history=False, max_file_size=most)
+    return mount_gradio_app(FastAPI(), blocks, "/", **gradio_pages.SERVER)
 
 
 def write_space(model: Path, target: Path) -> None:
@@ -175,9 +174,7 @@ def write_space(model: Path, target: Path) -> None:
     is_chat = holds_language_model(model)
     if not is_chat:
         classifier_config(ModelArguments(str(model)))
-    problems = Problems()
-    check_publishable(model, "--model", problems)
-    problems.raise_any()
+    check_publishable(model, "--model")
     check_output_folder(target, "--export")
     names = published(model, model_files(model))
     with whole_folder(target, "--export", sum((model / name).stat().st_size for name in names)) as folder:

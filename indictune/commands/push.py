@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
@@ -32,7 +33,7 @@ from indictune.hub.publish import (
     upload,
 )
 from indictune.models.adapters import base_of, config_file
-from indictune.models.trusted_files import ADAPTER_CONFIG, first_line, weights_files
+from indictune.models.trusted_files import ADAPTER_CONFIG, BROKEN, explained, weights_files
 from indictune.prediction.served_classifier import check_finished
 from indictune.report.report_page import REPORT, write_without_texts
 
@@ -69,7 +70,7 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     problems = Problems()
     problems.attempt(_check_folder, folder)
     if config_file(folder).is_file():
-        check_publishable(folder, _COMMAND, problems)
+        problems.attempt(check_publishable, folder, _COMMAND)
     problems.attempt(_check_base, folder)
     problems.extend(problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
     if get_token() is None:
@@ -103,24 +104,20 @@ def _check_folder(folder: Path) -> None:
     check_outside_checkpoints(folder, _COMMAND)
 
 
-def check_publishable(folder: Path, flag: str, problems: Problems) -> None:
-    """Collect what keeps a model from others: an unfinished run, weights that cannot be read, a token in its card."""
+def check_publishable(folder: Path, flag: str) -> None:
+    """Refuse a run that has not finished, weights that cannot be read, and a token in `README.md`."""
+    problems = Problems()
     problems.attempt(check_finished, folder, flag)
     if not (folder / ADAPTER_CONFIG).is_file():
         problems.attempt(weights_files, folder, flag)
     for name in published(folder, model_files(folder)):
         if name.endswith(".safetensors"):
-            problems.attempt(_check_weights, folder / name, flag)
+            weights = ModelArguments(str(folder / name))
+            with problems.collecting(), explained(weights, *BROKEN, flag=flag), safe_open(folder / name, "np"):
+                pass  # its header says how long it is
         elif name == CARD and holds_token((folder / CARD).read_text(encoding="utf-8", errors="replace")):
             problems.append(problem("token-in-card", flag, folder / CARD))
-
-
-def _check_weights(file: Path, flag: str) -> None:
-    try:
-        with safe_open(file, "np"):
-            pass  # its header says how long it is
-    except (OSError, SafetensorError) as error:
-        raise UserError("model-unreadable", flag, file, reason=first_line(error)) from error
+    problems.raise_any()
 
 
 def _check_base(folder: Path) -> None:

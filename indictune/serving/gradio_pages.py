@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it is imported, and else reports its use
 
 import gradio as gr
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as Received
 
 TEXTS = ["बहुत अच्छी फिल्म थी 😍", "ఈ సినిమా అస్సలు బాగోలేదు", "படம் பரவாயில்லை, பாடல்கள் அருமை", "yeh movie bilkul bakwas hai 😡"]
-MAX_FILE_BYTES = 1  # no page needs files, and Gradio keeps uploads
+LONGEST = 10_000  # characters of a text or a message
+LONGEST_CONVERSATION = 100_000
+MOST_MESSAGES = 100
+MAX_REQUEST_BYTES = 1_000_000
 MESSAGES = ["आप कैसे हैं?", "Write a sentence about the rain.", "பொங்கல் என்றால் என்ன?"]
 LANGUAGES = {
     "hi": "Hindi",
@@ -43,10 +50,46 @@ Classify = Callable[[str], Answer]
 Reply = Callable[[list[Message]], Iterator[str]]
 
 
-def classifier_page(title: str, classify: Classify, longest: int = 10_000) -> gr.Blocks:
-    """A page that labels a text of at most `longest` characters."""
+class SmallRequests:
+    """ASGI middleware that refuses requests of more than `MAX_REQUEST_BYTES`: Gradio reads any."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        number = 0
+
+        async def counted() -> Received:
+            nonlocal number
+            message = await receive()
+            number += len(message.get("body", b""))
+            if number > MAX_REQUEST_BYTES:
+                raise HTTPException(413, headers={"Connection": "close"})  # the rest is not read
+            return message
+
+        await self._app(scope, counted, send)
+
+
+# Of the server of a page: no page needs files, which Gradio keeps, nor a history of what was typed.
+SERVER: dict[str, Any] = {
+    "max_file_size": 1,
+    "run_history": False,
+    "footer_links": ["api", "settings"],
+    "app_kwargs": {"middleware": [Middleware(SmallRequests)]},
+}
+
+
+def _check_length(text: str) -> None:
+    """Refuse a longer text: the page's own limit is the browser's alone."""
+    if len(text) > LONGEST:
+        raise gr.Error(f"This has {len(text):,} characters. At most {LONGEST:,} are read.", print_exception=False)
+
+
+def classifier_page(title: str, classify: Classify) -> gr.Blocks:
+    """A page that labels a text."""
 
     def shown(text: str) -> tuple[str, dict[str, float] | None, str]:
+        _check_length(text)
         found = classify(text)
         return found.label or "(no words)", found.scores, LANGUAGES.get(found.language, found.language)
 
@@ -54,7 +97,7 @@ def classifier_page(title: str, classify: Classify, longest: int = 10_000) -> gr
         gr.Markdown(f"# {title}")
         with gr.Row():
             with gr.Column():
-                text = gr.Textbox(label="Text", lines=4, max_length=longest, autofocus=True)
+                text = gr.Textbox(label="Text", lines=4, max_length=LONGEST, autofocus=True)
                 button = gr.Button("Label it", variant="primary")
                 gr.Examples([[each] for each in TEXTS], text)
             with gr.Column():
@@ -69,7 +112,10 @@ def chat_page(title: str, reply: Reply) -> gr.Blocks:
     """A page to talk to a language model. `reply` gives the answer to a conversation so far, longer and longer."""
 
     def answered(message: str, history: list[dict[str, Any]]) -> Iterator[str]:
+        _check_length(message)
         turns = [{"role": each["role"], "content": plain_text(each["content"])} for each in history]
+        if len(turns) > MOST_MESSAGES or sum(len(each["content"]) for each in turns) > LONGEST_CONVERSATION:
+            raise gr.Error("This conversation is too long. Begin a new one.", print_exception=False)
         yield from reply([*turns, {"role": "user", "content": message}])
 
     messages = gr.Chatbot(label=title, buttons=["copy", "copy_all"])  # without the one that publishes a conversation

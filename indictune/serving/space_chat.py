@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
-from indictune.serving.gradio_pages import MAX_FILE_BYTES, Message, Reply, chat_page
+from indictune.serving.gradio_pages import SERVER, Message, Reply, chat_page
 
 MAX_NEW_TOKENS = 256
 _TIMEOUT_S = 120.0  # after which an answer is given up
@@ -51,4 +51,4 @@ def replying(folder: Path) -> Reply:
 
 
 if __name__ == "__main__":
-    chat_page("TITLE", replying(Path(__file__).with_name("model"))).launch(max_file_size=MAX_FILE_BYTES)
+    chat_page("TITLE", replying(Path(__file__).with_name("model"))).launch(**SERVER)

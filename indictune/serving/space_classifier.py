@@ -8,7 +8,7 @@ from typing import Any
 from transformers import pipeline
 
 from indictune.data.languages import language_of
-from indictune.serving.gradio_pages import MAX_FILE_BYTES, Answer, Classify, classifier_page
+from indictune.serving.gradio_pages import SERVER, Answer, Classify, classifier_page
 
 
 def classifying(folder: Path) -> Classify:
@@ -33,4 +33,4 @@ def classifying(folder: Path) -> Classify:
 
 if __name__ == "__main__":
     model = Path(__file__).with_name("model")
-    classifier_page("TITLE", classifying(model)).launch(max_file_size=MAX_FILE_BYTES)
+    classifier_page("TITLE", classifying(model)).launch(**SERVER)

@@ -35,6 +35,7 @@ QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+JSON = {"Content-Type": "application/json"}
 FILES = {"files": ("a.html", b"<script>")}
 TEXT = "बहुत अच्छी फिल्म थी 😍"
 SHOWN = "text => [...document.querySelectorAll('textarea, input')].some(each => each.value === text)"
@@ -189,6 +190,53 @@ def test_a_page_takes_no_files(classifier: Path) -> None:
             return await client.post("/gradio_api/upload", files=FILES)
 
     assert asyncio.run(answer()).status_code == 413
+
+
+@needs_gradio
+def test_the_limits_of_a_page_hold_in_its_server_too() -> None:
+    """The pages of a Space start by these settings too."""
+    from indictune.serving.gradio_pages import SERVER, Answer, classifier_page
+
+    read: list[str] = []
+    page = classifier_page("x", lambda text: read.append(text) or Answer("joy", None, "en"))  # type: ignore[func-returns-value]
+    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, server_port=free_port(), **SERVER)
+    try:
+        with httpx2.Client(base_url=f"{url}gradio_api", trust_env=False, timeout=20) as client:
+            assert answer_of(client, "a" * 10_000)[0] == "complete"
+            assert answer_of(client, "a" * 10_001)[0] == "error"
+            large = json.dumps({"data": ["a" * 20_000_000]}).encode()
+            began = time.monotonic()
+            for content in (large, iter([large])):  # with its length, and without
+                assert client.post("/call/predict", content=content, headers=JSON).status_code == 413
+            assert time.monotonic() - began < 5
+            assert client.post("/upload", files=FILES).status_code == 413
+            assert client.get("/runs").status_code == 404
+    finally:
+        page.close(verbose=False)
+    assert [len(text) for text in read] == [10_000]
+
+
+def answer_of(client: httpx2.Client, text: str) -> tuple[str, str]:
+    """What a page's API says to a text: the kind of the event, and its data."""
+    event = client.post("/call/predict", json={"data": [text]}).json()["event_id"]
+    kind, data = client.get(f"/call/predict/{event}").text.strip().splitlines()[-2:]
+    return kind.removeprefix("event: "), data.removeprefix("data: ")
+
+
+@needs_gradio
+@pytest.mark.parametrize("history", [["a"] * 101, ["a" * 10_000] * 11])
+def test_a_long_conversation_is_not_answered(history: list[str]) -> None:
+    from gradio import Error
+
+    from indictune.serving.gradio_pages import chat_page
+
+    page = chat_page("x", lambda messages: iter([messages[-1]["content"]]))
+    answered: Any = page.fn
+    turns = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in history]
+    assert [*answered("b" * 10_000, turns[:10])] == ["b" * 10_000]
+    for words in (("b", turns), ("b" * 10_001, [])):
+        with pytest.raises(Error):
+            list(answered(*words))
 
 
 @needs_gradio
