@@ -152,6 +152,8 @@ def test_an_exported_classifier_runs_in_another_folder(classifier: Path, tmp_pat
     moved = Path(shutil.move(tmp_path / "space", tmp_path / "moved"))
     with running(["app.py"], free_port(), moved) as url:
         assert httpx2.post(f"{url}/gradio_api/upload", files=FILES).status_code == 413
+        assert httpx2.post(f"{url}/gradio_api/call/predict", json={"data": ["a" * 2_000_000]}).status_code == 413
+        assert httpx2.get(f"{url}/gradio_api/runs").status_code == 404
         check_classifier(url, expected)
 
 

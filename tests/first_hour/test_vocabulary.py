@@ -68,6 +68,8 @@ def test_words_of_the_training_texts_are_entries(whole: Run) -> None:
     assert tokenizer.tokenize("ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ BEJAAR") == ["ಚಿತ್ರ", "ಚೆನ್ನಾಗಿದೆ", "bejaar"]
     assert load_tokenizer(ModelArguments()).tokenize("ಚಿತ್ರ") == ["[UNK]"]
     assert len(whole.weights["bert.embeddings.word_embeddings.weight"]) == len(tokenizer) <= 2_000
+    pieces = len(learned_pieces(tokenizer.get_vocab()))
+    assert f" {pieces} pieces " in (whole.folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.more
