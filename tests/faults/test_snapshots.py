@@ -10,7 +10,7 @@ from indictune.checkpoint import store
 from indictune.checkpoint.snapshots import folder_of
 from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
-from tests.ranks.launching import Run, accelerate
+from tests.ranks.launching import Run, accelerate, python
 
 FLAGS = ("--snapshot_steps", "1", "--save_total_limit", "9")
 _OTHERS = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp", "pipeline")
