@@ -20,7 +20,7 @@ from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.chat.chat_tokens import answer_ends, choose_template
+from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes
 from indictune.data.chat.conversations import (
     Conversations,
     are_as_written,
@@ -117,11 +117,12 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         settings = rows.tokenizer, chats.truncated, rows.splits.findings
         health = measured_once([chats.folder.name], lambda: measure(chats.rows, *settings))
-        notes = list(dict.fromkeys([*rows.splits.notes, *chats.notes, *warning_notes(health.findings)]))
+        of_template = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
+        notes = [*of_template, *rows.splits.notes, *chats.notes, *warning_notes(health.findings)]
         summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
         origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
         datasets = chats.datasets["train"], chats.datasets.get("validation"), chats.datasets.get("test")
-        made = *datasets, chats.location, chats.folder, notes, summary
+        made = *datasets, chats.location, chats.folder, list(dict.fromkeys(notes)), summary
         samples = _samples(chats, plan.data, rows.template)
         return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
 

@@ -65,6 +65,13 @@ def test_the_flags_of_the_run_count(show: Show) -> None:
     assert MARKED.sub(r"\1", row).split("\n", 1)[1].startswith("<|begin_of_text|>किसने लिखा?\n\nगोदान")
 
 
+@pytest.mark.usefixtures("show")
+def test_an_end_token_that_is_never_learned_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    template = str(ROOT / "tests/inputs/template_end_unlearned.jinja")
+    assert main(["inspect", "chats.jsonl", "--show_mask", "0", "--chat_template", template]) == 0
+    assert "<|eot_id|> after an answer, but outside its marks" in capsys.readouterr().err
+
+
 def test_a_recipe_names_the_rows(show: Show) -> None:
     rows = show("--config", str(ROOT / "recipes/llama/demo.yaml"), "--show_mask", "2")
     assert ["train.jsonl:" in row for row in rows] == [True, True]

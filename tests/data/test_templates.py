@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from indictune.data.chat.chat_tokens import choose_template
+from indictune.data.chat.chat_tokens import choose_template, template_notes
 from indictune.errors import UserError
 from tests.data.test_chat_tokens import MARKED, UNMARKED, byte_level_tokenizer
 from tests.models.tiny import words_tokenizer
 from tests.problems import summaries
+from tests.ranks.launching import ROOT
+
+INPUTS = ROOT / "tests/inputs"
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +107,38 @@ def test_a_tokenizer_that_cannot_end_a_text_is_refused_where_the_template_ends_o
     error = refusal(tokenizer, "plain")
     assert error.code == "chat-template-tokens"
     assert "eos_token" in error.problems[0].details["tokens"]
+
+
+def test_markers_of_turns_that_the_tokenizer_would_cut_to_pieces_are_refused_where_no_other_token_ends_an_answer(
+    byte_level: PreTrainedTokenizerFast,
+) -> None:
+    path = str(INPUTS / "template_other_markers.jinja")
+    for train_on_prompts in (False, True):
+        error = refusal(byte_level, path, train_on_prompts)
+        assert summaries(error) == [f"--chat_template {path} chat-template-tokens"]
+        assert error.problems[0].details["tokens"] == "<turn_begin>, <turn_end>"
+    known = byte_level_tokenizer()
+    known.add_tokens(["<turn_begin>", "<turn_end>"])
+    assert template_notes(known, choose_template(known, path, False, False), False) == []
+
+
+def test_markers_that_begin_a_turn_may_be_cut_to_pieces_which_a_note_says(byte_level: PreTrainedTokenizerFast) -> None:
+    answer = "{% generation %}{{ messages[1].content }}<|eot_id|>{% endgeneration %}"
+    template = f"<human>{{{{ messages[0].content }}}}<bot>{answer}"
+    assert choose_template(with_template(template), None, False, False) == template
+    (note,) = template_notes(byte_level, template, False)
+    assert "<bot>, <human>" in note
+
+
+def test_an_end_token_that_is_never_learned_is_noted(byte_level: PreTrainedTokenizerFast) -> None:
+    template = choose_template(byte_level, str(INPUTS / "template_end_unlearned.jinja"), False, False)
+    (note,) = template_notes(byte_level, template, False)
+    assert "<|eot_id|>" in note
+    assert template_notes(byte_level, template, True) == []  # the loss counts all tokens
+    (note,) = template_notes(byte_level, template.replace("<|eot_id|>", ""), True)
+    assert "no end token" in note
+
+
+@pytest.mark.parametrize("name", ["llama3", "chatml", "plain"])
+def test_a_template_that_teaches_its_end_has_no_notes(byte_level: PreTrainedTokenizerFast, name: str) -> None:
+    assert template_notes(byte_level, choose_template(byte_level, name, False, False), False) == []

@@ -25,6 +25,7 @@ _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
+_MARKER = re.compile(r"(?<!<)<[^\s<>]+>(?!>)")  # of a turn, such as <start_of_turn>
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 # Templates that write today's date get this day, so that a run resumed after midnight has the same rows. LLaMA 3's own
@@ -96,13 +97,39 @@ def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase
     problems = Problems()
     if not spans and not train_on_prompts:
         problems.append(problem("chat-template-without-marks", "--chat_template", name))
-    lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
+    never_ends, cut = not _tokens_after_answer(tokenizer, template), _markers_in_pieces(text, tokenizer)
+    lacking = [marker for marker in cut if never_ends or _SPECIAL_TOKEN.fullmatch(marker)]
     if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
         lacking.append("an end-of-text token (eos_token)")
     if lacking:
         details = {"tokens": ", ".join(lacking), "tokenizer": tokenizer.name_or_path}
         problems.append(problem("chat-template-tokens", "--chat_template", name, **details))
     problems.raise_any()
+
+
+def _markers_in_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The markers in a text that are no tokens of the tokenizer, which cuts them to pieces."""
+    return sorted(set(_MARKER.findall(text)) - set(tokenizer.get_added_vocab()))
+
+
+def template_notes(tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool) -> list[str]:
+    """Sentences for the user on a template that `choose_template` took: what the model cannot learn of it."""
+    messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
+    text, spans = apply_template(messages, tokenizer, template, marked=not train_on_prompts)
+    notes = []
+    if cut := _markers_in_pieces(text, tokenizer):
+        notes.append(f"The tokenizer has no tokens for {', '.join(cut)} of the chat template: it cuts them to pieces.")
+    if not (ends := _tokens_after_answer(tokenizer, template)):
+        notes.append("The chat template writes no end token after an answer, so the model never learns to stop.")
+    elif not train_on_prompts:
+        end = str(tokenizer.added_tokens_decoder[ends[0]])
+        position = text.index(end, text.index(_ANSWER))
+        if not any(first <= position < last for first, last in spans):
+            notes.append(
+                f"The chat template writes {end} after an answer, but outside its marks, so the model never learns to "
+                "stop. Move the token before {% endgeneration %}."
+            )
+    return notes
 
 
 def apply_template(
@@ -191,11 +218,15 @@ def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, 
 
 def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
     """Tokens that end an answer: the first added token that the template writes after one, and the end of a text."""
+    return sorted({*_tokens_after_answer(tokenizer, template)[:1], tokenizer.eos_token_id} - {None})
+
+
+def _tokens_after_answer(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """The added tokens that the template writes after the last answer."""
     messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
     text, _ = apply_template(messages, tokenizer, template, marked=False)
     written = tokenizer(text.partition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
-    ends = [token for token in written if token in tokenizer.added_tokens_decoder][:1]
-    return sorted({*ends, tokenizer.eos_token_id} - {None})
+    return [token for token in written if token in tokenizer.added_tokens_decoder]
 
 
 def _write_out(
