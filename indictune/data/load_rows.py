@@ -24,7 +24,8 @@ from indictune.data.cache import (
     write_table,
 )
 from indictune.data.columns import wanted_columns
-from indictune.data.health.findings import Finding, Found, Mojibake, rare_labels, same_texts
+from indictune.data.health.encodings import DamagedTexts
+from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
 from indictune.data.labels import MULTI_LABEL, checked_labels, spell_out, unknown_labels
 from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
@@ -110,8 +111,8 @@ def _load(
 def _read_split(source: TextSource, args: TextArguments, found: Found, path: Path, bad: BadRows) -> StoredRows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
-    mojibake = Mojibake()
-    batches = _with_text(cleaned(mojibake.watching(source.read(bad))), empty)
+    damaged = DamagedTexts()
+    batches = _with_text(cleaned(damaged.watching(source.read(bad))), empty)
     write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
     table = map_table(path)
     labelled = len(table) - table["label"].null_count
@@ -125,7 +126,7 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
         table = map_table(path)
     bad.finish(len(table))
     found.notes += [f"{source.origin} {note}" for note in bad.notes()]
-    found.findings += mojibake.findings(source.origin, bad, len(table))
+    found.findings += damaged.findings(source.origin, bad, len(table))
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)

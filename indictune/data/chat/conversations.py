@@ -33,7 +33,8 @@ from indictune.data.chat.messages import (
     messages_of,
     parse_columns,
 )
-from indictune.data.health.findings import Finding, Found, Mojibake, repeated_rows
+from indictune.data.health.encodings import DamagedTexts
+from indictune.data.health.findings import Finding, Found, repeated_rows
 from indictune.data.languages import language_of
 from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
@@ -108,11 +109,11 @@ def load_conversations(
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
         for split, source in sources.items():
-            bad, unused, mojibake = bad_rows(source.name, args, folder), UnusedColumns(), Mojibake()
+            bad, unused, damaged = bad_rows(source.name, args, folder), UnusedColumns(), DamagedTexts()
             with problems.collecting(), attributed_to(source.origin):
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, mojibake)
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, damaged)
                 seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
-                seen.findings += mojibake.findings(source.origin, bad, len(rows[split]))
+                seen.findings += damaged.findings(source.origin, bad, len(rows[split]))
         problems.extend(_mixed_forms(rows))
         problems.raise_any()
         seen.findings += _same_texts(rows, folder)
@@ -123,11 +124,11 @@ def load_conversations(
 
 
 def _read_split(
-    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, damaged: DamagedTexts
 ) -> Conversations:
     """Read and check the rows of one split; `path` gets the table."""
     with bad.problems.collecting():
-        rows = _rows(source.read(bad), bad, unused, mojibake)
+        rows = _rows(source.read(bad), bad, unused, damaged)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
         tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
         write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
@@ -137,7 +138,7 @@ def _read_split(
 
 
 def _rows(
-    records: Iterator[Record], bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+    records: Iterator[Record], bad: BadRows, unused: UnusedColumns, damaged: DamagedTexts
 ) -> Iterator[dict[str, object]]:
     for line, record in records:
         try:
@@ -150,7 +151,7 @@ def _rows(
         else:
             unused.count(record)
             for message in messages:
-                mojibake.check(message["content"], line)
+                damaged.check(message["content"], line)
             named = record.get("language")
             language = named.strip() if isinstance(named, str) else ""
             if not language:

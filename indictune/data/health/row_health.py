@@ -6,7 +6,8 @@
 - `labels`: a list of `language`, `label`, `count` and `share` (of the language's training rows).
 - `findings`: a list of `name`, `language` (null: all), `share`, `count`, `of`, `examples` (texts), `note` (a sentence)
   and `warns` (whether the run warned of it). The names: `unknown_tokens`, `token_collisions`, `duplicate_rows`,
-  `leaked_rows`, `near_duplicates`, `conflicting_labels`, `mojibake`, `label_sources` and `labels_of_no_class`.
+  `leaked_rows`, `near_duplicates`, `conflicting_labels`, `mojibake`, `escaped_texts`, `label_sources` and
+  `labels_of_no_class`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from indictune.console_text import shown_language, table
 from indictune.data.bad_rows import file_and_line
 from indictune.data.cache import BETWEEN_MESSAGES, StoredRows, build_with_facts, chosen_texts
 from indictune.data.columns import shortened
+from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import (
     MAX_EXAMPLES,
     Finding,
-    Mojibake,
     label_balance,
     label_sources,
     labels_of_no_class,
@@ -139,13 +140,13 @@ def check_unknown(rows: StoredRows, tokenizer: PreTrainedTokenizerBase, plan: Ru
 
 def _cure(texts: Iterable[str]) -> str | None:
     """The way out if some texts were decoded by the wrong encoding, which no tokenizer knows; None without them."""
-    damaged = Mojibake()
+    damaged = DamagedTexts()
     for text in texts:
         damaged.check(text, 0)
-    if not damaged.count:
+    if not damaged.mojibake:
         return None
-    cure = f"{damaged.count:,} texts were decoded by the wrong encoding: read their source as UTF-8, or mend them with"
-    return f"{cure} ftfy.fix_encoding. For other texts: {catalogue()['unknown-tokens']['way_out']}"
+    cure = f"{damaged.mojibake:,} texts were decoded by the wrong encoding: read their source as UTF-8, or mend them"
+    return f"{cure} with {damaged.cure}. For other texts: {catalogue()['unknown-tokens']['way_out']}"
 
 
 def unknown_tokens(
