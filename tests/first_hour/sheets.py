@@ -48,7 +48,7 @@ def write_xlsx(path: str, *sheets: Sequence[Row]) -> None:
     for number, rows in enumerate(sheets, 1):
         data = "".join(_xlsx_row(index, row) for index, row in enumerate(rows, 1))
         parts[f"xl/worksheets/sheet{number}.xml"] = f"<worksheet {_MAIN}><sheetData>{data}</sheetData></worksheet>"
-    _write(path, parts)
+    write_parts(path, parts)
 
 
 def write_ods(path: str, *sheets: Sequence[Row], has_password: bool = False) -> None:
@@ -59,7 +59,7 @@ def write_ods(path: str, *sheets: Sequence[Row], has_password: bool = False) -> 
     )
     content = f"{_ODS}{tables}</office:spreadsheet></office:body></office:document-content>"
     manifest = _MANIFEST.format("<manifest:encryption-data/>" if has_password else "")
-    _write(path, {"mimetype": _ODS_TYPE, "META-INF/manifest.xml": manifest, "content.xml": content})
+    write_parts(path, {"mimetype": _ODS_TYPE, "META-INF/manifest.xml": manifest, "content.xml": content})
 
 
 def _letters(column: int) -> str:
@@ -90,7 +90,8 @@ def _ods_row(row: Row) -> str:
     return f"<table:table-row>{''.join(cells)}</table:table-row>"
 
 
-def _write(path: str, parts: dict[str, str]) -> None:
+def write_parts(path: str, parts: dict[str, str]) -> None:
+    """Write an archive of named parts."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
             # OpenDocument has its type first, not compressed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,14 +21,14 @@ from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.cache import StoredRows
 from indictune.data.load_rows import load_splits
-from indictune.data.read import delimited, open_files
+from indictune.data.read import open_files, sheets
 from indictune.data.read.row_sources import text_sources
 from indictune.data.row_choice import Splits
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import make_plan
 from indictune.tasks.classification import Classification
-from tests.first_hour.sheets import write_ods, write_xlsx
+from tests.first_hour.sheets import write_ods, write_parts, write_xlsx
 from tests.problems import problems_raised
 from tests.ranks.launching import ROOT, python, start
 
@@ -343,6 +344,14 @@ SHEET: list[list[str | float | None]] = [
 ]
 
 
+# A cell at the end of the largest sheet, where only the library looks for it.
+LAST_ROWS = [
+    "<row r='1048576'><c r='XFD1048576'><v>1</v></c></row>",
+    '<row><c r="XFD1048576"><v>1</v></c></row>',
+    f'<row r="1048576"><c r="XFD1048576"><v>1</v></c></row><!--{" " * 1_100_000}-->',
+]
+
+
 class TestSheets:
     @pytest.mark.parametrize(("write", "name"), [(write_xlsx, "f.xlsx"), (write_ods, "f.ods")])
     def test_the_first_sheet_is_read(self, write: Callable[..., None], name: str) -> None:
@@ -378,12 +387,34 @@ class TestSheets:
         write_ods("f.ods", SHEET, has_password=True)
         assert problems_raised(lambda: load("f.ods")) == ["--train_file f.ods sheet-protected"]
 
-    def test_one_that_reaches_too_far_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(delimited, "_MAX_CELLS", 700)
-        write_xlsx("f.xlsx", [*SHEET, [*[None] * 99, "far"]])
-        assert len(rows_of(load("f.xlsx"))) == 3
-        write_xlsx("f.xlsx", [*SHEET, [*[None] * 199, "far"]])
+    @pytest.mark.parametrize("last", LAST_ROWS)
+    def test_one_that_would_end_its_library_is_refused_by_name(self, last: str) -> None:
+        """1.5 kB aborted the process, because no machine has memory for 17 billion cells."""
+        write_xlsx("f.xlsx", SHEET)
+        with zipfile.ZipFile("f.xlsx") as archive:
+            parts = {name: archive.read(name).decode() for name in archive.namelist()}
+        sheet, relations = parts.pop("xl/worksheets/sheet1.xml"), parts["xl/_rels/workbook.xml.rels"]
+        parts["xl/elsewhere/1.xml"] = sheet.replace("</sheetData>", f"{last}</sheetData>")
+        parts["xl/_rels/workbook.xml.rels"] = relations.replace("worksheets/sheet1.xml", "elsewhere/1.xml")
+        write_parts("f.xlsx", parts)
+        assert Path("f.xlsx").stat().st_size < 5_000
         assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx sheet-too-large"]
+
+    def test_one_that_takes_too_much_memory_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sheets, "_MEMORY_BYTES", 600 << 20)
+        write_ods("f.ods", [*SHEET, [*[None] * 99, "far"]])
+        assert len(rows_of(load("f.ods"))) == 3
+        with zipfile.ZipFile("f.ods") as archive:
+            parts = {name: archive.read(name).decode() for name in archive.namelist()}
+        many = '<table:table-row table:number-rows-repeated="1000000">'
+        parts["content.xml"] = parts["content.xml"].replace("<table:table-row>", many)
+        write_parts("f.ods", parts)
+        assert problems_raised(lambda: load("f.ods")) == ["--train_file f.ods sheet-too-large"]
+
+    def test_a_packed_one_is_read(self) -> None:
+        write_xlsx("f.xlsx", SHEET)
+        Path("p.xlsx.gz").write_bytes(gzip.compress(Path("f.xlsx").read_bytes()))
+        assert len(rows_of(load("p.xlsx.gz"))) == 3
 
     def test_a_bomb_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(open_files, "MAX_UNPACKED_BYTES", 100_000)

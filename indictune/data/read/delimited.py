@@ -1,31 +1,26 @@
-"""Read the rows of csv and tsv files and of sheets, by the columns of their header."""
+"""Read the rows of csv and tsv files by the columns of their header."""
 
 from __future__ import annotations
 
 import csv
-import functools
-import io
-import re
 import sys
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import Wanted, existing_columns, shortened, usual_columns
-from indictune.data.read.open_files import PACKED, decoded_lines, kind_of_file, opened, unpacked_limit
+from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
 from indictune.errors import UserError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _CHARACTERS = {",": ",", ";": ";", "tab": "\t", "|": "|"}  # of `--delimiter`
 _SAMPLE_BYTES = 1 << 16
-_SAMPLE_ROWS = 20
+SAMPLE_ROWS = 20
 _LONG_NAME = 30
 _MANY_WORDS = 4
 
@@ -61,7 +56,7 @@ def _split_rows(path: str, delimiter: str, wanted: Wanted) -> list[list[str]]:
         lines = file.read(_SAMPLE_BYTES).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     rows: list[list[str]] = []
     with suppress(csv.Error):  # of a broken row, or of one that the sample cuts
-        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **wanted.reading)), _SAMPLE_ROWS))
+        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **wanted.reading)), SAMPLE_ROWS))
     return rows
 
 
@@ -79,7 +74,7 @@ def _has_columns(header: Sequence[str], wanted: Wanted) -> bool:
     return all(name in names or role in usual for role, name in wanted.required.items())
 
 
-def _without_given_names(path: str, sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows) -> Wanted:
+def without_given_names(path: str, sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows) -> Wanted:
     """What is wanted, without `--column_names` if the first row of the file has the required columns itself."""
     if not wanted.column_names or not sample or not _has_columns(sample[0], wanted):
         return wanted
@@ -87,7 +82,7 @@ def _without_given_names(path: str, sample: Sequence[Sequence[str]], wanted: Wan
     return replace(wanted, column_names=())
 
 
-def _picker(
+def cell_picker(
     path: str, header: Sequence[str], sample: Sequence[Sequence[str]], wanted: Wanted, bad: BadRows
 ) -> Callable[[Sequence[str | None]], Cells]:
     """A function that takes the wanted cells out of a row, and None for a column that the file lacks.
@@ -146,13 +141,13 @@ Line = tuple[int, tuple[str, str]]  # its number, the line, and its first byte t
 
 
 def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
-    """The first line of each row, and its cells of all wanted columns; raises `UserError` as `_picker`."""
+    """The first line of each row, and its cells of all wanted columns; raises `UserError` as `cell_picker`."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
     delimiter, sample = _first_rows(path, wanted, bad)
-    wanted = _without_given_names(path, sample, wanted, bad)
+    wanted = without_given_names(path, sample, wanted, bad)
     rows = _Rows(path, {"delimiter": delimiter, **wanted.reading})
     header = list(wanted.column_names)
-    pick = _picker(path, header, sample, wanted, bad) if header else tuple
+    pick = cell_picker(path, header, sample, wanted, bad) if header else tuple
     for fields in rows:
         is_plain = len(rows.lines) == 1 and not rows.undecodable
         if fields and len(fields) == len(header) and is_plain and fields[-1].strip() != header[-1]:
@@ -161,7 +156,7 @@ def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[in
             continue
         elif not header and rows.error is None and not rows.undecodable:
             header = [name.strip() for name in fields]
-            pick = _picker(path, header, sample, wanted, bad)
+            pick = cell_picker(path, header, sample, wanted, bad)
         elif (fault := _fault(rows, fields, header)) is None:
             yield rows.start, pick(fields)
         elif header and not fault.hides_rows:
@@ -268,78 +263,3 @@ def _fault(rows: _Rows, fields: Sequence[str], header: Sequence[str]) -> _Fault 
     if len(rows.lines) > _MANY_LINES:
         return _Fault(rows.start, "row-too-long", {"lines": len(rows.lines)}, True)
     return None
-
-
-_MAX_CELLS = 100_000_000
-_LAST_BYTES = 1 << 20  # of a sheet, with its last row
-SHEET_EXTENSIONS = (".xlsx", ".ods")
-_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # Excel keeps a workbook with a password in such a file, and no zip
-
-
-def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, Cells]]:
-    """The number of each row that is not empty, as the spreadsheet shows it, and its cells as of `delimited_rows`.
-
-    Memory holds the whole sheet. Raises `UserError` for a password, damage, too large a sheet, or as `_picker`.
-    """
-    with opened(path) as file:
-        content = io.BytesIO(file.read())
-    if content.getbuffer()[: len(_OLE)] == _OLE:
-        raise UserError("sheet-protected", value=path)
-    import python_calamine  # slow
-
-    try:
-        _check_size(path, content)
-        # By its path, python-calamine (0.9) knows an ods file with a password.
-        book = python_calamine.load_workbook(content if path.lower().endswith(PACKED) else path)
-        if len(book.sheet_names) > 1:
-            bad.remark(f"{path}: reading its first sheet, {book.sheet_names[0]}, of {len(book.sheet_names)}.")
-        sheet = book.get_sheet_by_index(0)
-    except python_calamine.PasswordError as error:
-        raise UserError("sheet-protected", value=path) from error
-    except (python_calamine.CalamineError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
-        raise UserError("sheet-damaged", value=path, reason=error) from error
-    texts = ((number, [_text(value) for value in row]) for number, row in enumerate(sheet.iter_rows(), 1))
-    rows = ((number, row) for number, row in texts if any(row))
-    first = list(islice(rows, _SAMPLE_ROWS))
-    if not first:
-        return
-    sample = [[field or "" for field in row] for _, row in first]
-    wanted = replace(_without_given_names(path, sample, wanted, bad), delimiter="auto")
-    has_header = not wanted.column_names
-    header = [name.strip() for name in sample[0]] if has_header else list(wanted.column_names)
-    pick = _picker(path, header, sample, wanted, bad)
-    for number, row in chain(first[has_header:], rows):
-        yield number, pick(row)
-
-
-def _check_size(path: str, content: io.BytesIO) -> None:
-    """Refuse an archive that is damaged, or whose parts or cells are too many.
-
-    python-calamine (0.9) takes memory for all cells up to the last row and column, and aborts the process without it.
-    """
-    limit = unpacked_limit(path)
-    with zipfile.ZipFile(content) as archive:
-        if sum(each.file_size for each in archive.infolist()) > limit:
-            raise UserError("unpacked-too-large", value=path, limit=limit)
-        if (damaged := archive.testzip()) is not None:
-            raise zipfile.BadZipFile(f"its part {damaged} is damaged")
-        for name in archive.namelist():
-            if name.startswith("xl/worksheets/") and _cells(archive.read(name)) > _MAX_CELLS:
-                raise UserError("sheet-too-large", value=path, cells=_MAX_CELLS)
-
-
-def _cells(sheet: bytes) -> int:
-    """Cells up to the last row and column of an xlsx sheet, which has at least 26 columns."""
-    names = set(re.findall(rb'\br="([A-Z]{2,3})\d', sheet))
-    columns = (functools.reduce(lambda number, letter: 26 * number + letter - ord("A") + 1, name, 0) for name in names)
-    rows = re.findall(rb'<row [^>]*?\br="(\d+)"', sheet[-_LAST_BYTES:])
-    return max(columns, default=26) * max(map(int, rows), default=0)
-
-
-def _text(value: Any) -> str | None:
-    """What a cell shows: 5 of 5.0; None of an empty one."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value) or None

@@ -19,8 +19,9 @@ from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
-from indictune.data.read.delimited import DELIMITERS, SHEET_EXTENSIONS, delimited_rows, sheet_rows
+from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
+from indictune.data.read.sheets import SHEET_EXTENSIONS, sheet_rows
 from indictune.errors import Problems, UserError, problem
 
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
