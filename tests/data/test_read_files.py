@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def test_json_is_a_list_of_objects_or_holds_one_as_data(write: Write, opening: s
     )
     first = 2 + opening.count("\n")
     assert rows_of(path) == [("[,]", "0", first), ("2", "b", first + 3)]
+
+
+def test_spaces_in_an_object_cost_linear_time(write: Write) -> None:
+    """64 KiB of them took 7 s."""
+    path = write("a.json", "{" + " " * 200_000)
+    begin = time.process_time()
+    assert problems_of(path) == [":1 invalid-json"]
+    assert time.process_time() - begin < 1
 
 
 def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
 from indictune.data.read.sheets import SHEET_EXTENSIONS, sheet_rows
 from indictune.errors import Problems, UserError, problem
 
-_LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
+_LIST = re.compile(r'\s*(?:\{(?:[^\[]*,)?\s*"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
 _BEGINNING_BYTES = 1 << 16
 
