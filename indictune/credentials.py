@@ -19,8 +19,8 @@ _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://
 _SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
 _SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
 FIELD = "hub_token"
-# What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, raise Python's own errors.
-NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
+# What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, and deep brackets raise Python's own.
+NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
 
 
 def holds_token(text: str) -> bool:
@@ -63,6 +63,8 @@ def without_its_text(error: Exception) -> str:
     """
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} (character {error.position + 1})"
+    if isinstance(error, RecursionError):
+        return "its brackets are nested too deeply"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return "a value does not fit its form (a date, or the tag before it)"
     problem = "it holds a token" if holds_token(error.problem) else error.problem

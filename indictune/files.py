@@ -88,7 +88,7 @@ def is_finished(output_dir: Path) -> bool:
 
 def json_or_nothing(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is none."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     return {}

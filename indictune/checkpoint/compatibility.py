@@ -18,6 +18,7 @@ from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
+from indictune.credentials import NOT_YAML
 from indictune.data.batching import TrainingBatches
 from indictune.data.cache import content_digest
 from indictune.data.read.open_files import files_named
@@ -42,7 +43,7 @@ def other_model(checkpoint: Path, name_or_path: Any, model: Mapping[str, Any]) -
         config = config_file(checkpoint)
         before = dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
         base = base_of(checkpoint) if (checkpoint / RECORD).is_file() else None
-    except (OSError, ValueError, TypeError, UserError):  # missing or damaged: digests show that
+    except (OSError, ValueError, TypeError, RecursionError, UserError):  # missing or damaged: digests show that
         return []
     pairs = {name: (before.get(name), model.get(name)) for name in _SHAPE}
     others = [f"{name} {was}, here {is_now}" for name, (was, is_now) in pairs.items() if _differ(was, is_now)]
@@ -126,7 +127,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """The configuration that a run or checkpoint was written with; empty if it cannot be read."""
     try:
         return recorded_values(yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+    except (OSError, TypeError, *NOT_YAML):
         return {}
 
 

@@ -238,7 +238,7 @@ def read_deepspeed(source: str) -> dict[str, Any]:
         config = json.loads(text)
     except OSError as error:
         raise UserError("unreadable", "--deepspeed", source, reason=error.strerror) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError("invalid-json", "--deepspeed", source, reason=error) from error
     if not isinstance(config, dict):
         reason = f"expected an object, found {type(config).__name__}"

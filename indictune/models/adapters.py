@@ -73,7 +73,7 @@ def base_of(adapter_folder: str | Path) -> Base:
         base = Base(**noted)
         if not isinstance(base.name, str) or "\0" in base.name or not isinstance(base.revision, str):
             raise ValueError(f"base {base.name!r}, revision {base.revision!r}")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("base-record-unreadable", str(path), reason=repr(error)) from error
     return base
 

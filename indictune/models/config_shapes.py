@@ -22,6 +22,7 @@ from transformers.initialization import no_init_weights
 from indictune.config.arguments import ModelArguments
 from indictune.models.adapters import HEAD_NAMES, add_lora
 from indictune.models.load import without_adapter
+from indictune.models.trusted_files import BROKEN, explained
 
 KINDS = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, TaskType.SEQ_CLS),
@@ -75,10 +76,14 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
         config: of the model; it is not changed.
         head: end of the class name of the task's models, such as `ForCausalLM`.
         active_rows: rows of the embedding that are trained, of an active vocabulary; None for all.
+
+    Raises:
+        UserError: no model has the values of the configuration.
     """
     kind, task = KINDS[head]
     with torch.device("meta"):
-        own: PreTrainedModel = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)  # type: ignore[no-untyped-call]
+        with explained(args, *BROKEN):
+            own: PreTrainedModel = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)  # type: ignore[no-untyped-call]
         if active_rows is not None:
             own.set_input_embeddings(
                 nn.Embedding(active_rows, cast(nn.Embedding, own.get_input_embeddings()).embedding_dim)

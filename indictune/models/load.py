@@ -152,8 +152,19 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
+        _check_values(config)
     check_weights_setting(config, flag)
     return config
+
+
+def _check_values(config: PreTrainedConfig) -> None:
+    """Raise `ValueError` for values that transformers reads and no model has."""
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ValueError(f"{name} of its config.json is {size}")
+    if not all(isinstance(each, str) for each in config.architectures or ()):
+        raise ValueError(f"architectures of its config.json is {config.architectures}")
 
 
 def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], task: str) -> PreTrainedConfig:
@@ -358,6 +369,7 @@ def trained_config(args: ModelArguments) -> PreTrainedConfig:
     source = folder if (folder / "config.json").is_file() else config_file(folder)
     with explained(args, Exception, flag="--model"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+        _check_values(config)
     return config
 
 

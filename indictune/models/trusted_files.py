@@ -136,7 +136,7 @@ def check_indexes(folder: Path, flag: str) -> None:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             outside = sorted(name for name in names if not is_inside(name))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError("index-unreadable", flag, folder, file=index.name, reason=repr(error)) from error
         if outside:
             named = ", ".join(map(repr, outside[:3]))
@@ -171,7 +171,7 @@ def check_adapter(folder: Path, flag: str) -> None:
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         kind, imports = config["peft_type"], config.get("megatron_config")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError("adapter-config-unreadable", flag, folder, reason=repr(error)) from error
     if kind != "LORA" or imports:
         found = f"peft_type {kind!r}" if kind != "LORA" else "megatron_config"
@@ -185,7 +185,8 @@ MODEL_FLAG = "--model_name_or_path"
 
 # Errors that broken files raise while a model is made: a config.json can break any line of the model's code. Without
 # RuntimeError, which torch raises when memory is short.
-BROKEN = (AttributeError, KeyError, OSError, SafetensorError, TypeError, UnpicklingError, ValueError)
+BROKEN = (ArithmeticError, AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError)
+BROKEN += (SafetensorError, UnpicklingError)
 
 _OF_THE_HUB = {
     GatedRepoError: "model-gated",

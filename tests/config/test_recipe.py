@@ -273,6 +273,7 @@ class TestRecipeFile:
             ("lr_scheduler_kwargs: {a: 1, a: 2}\n", "(line 1, column 29)"),
             ("? [a]\n: 1\n", "unhashable key"),
             ("seed: 1\nreport_to: [none\n", "line 3"),
+            (f"report_to: {'[' * 20_000}", "nested too deeply"),
         ],
     )
     def test_broken_yaml_is_refused_with_its_line(self, recipe: WriteRecipe, content: str, reason: str) -> None:

@@ -12,8 +12,11 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from transformers import AutoModelForSequenceClassification
 
 from indictune.config.arguments import ModelArguments
+from indictune.config.recipe import configuration_of
 from indictune.errors import Problem, UserError
+from indictune.files import json_or_nothing
 from indictune.models.adapters import HEAD_NAMES
+from indictune.models.config_shapes import meta_model
 from indictune.models.load import load_tokenizer, load_trained
 from indictune.models.task_models import check_shapes, load_classifier, load_classifier_config
 from indictune.models.trusted_files import load_problem
@@ -60,6 +63,10 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         ({"hidden_size": "x"}, "Field 'hidden_size' expected int, got str (value: 'x')"),
         ({"id2label": ["a", "b"]}, "AttributeError: 'list' object has no attribute 'items'"),
         ({"model_type": ["bert"]}, "TypeError: unhashable type: 'list'"),
+        ({"num_attention_heads": 0}, "num_attention_heads of its config.json is 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers of its config.json is -1"),
+        ({"architectures": [1]}, "architectures of its config.json is [1]"),
+        ({"pad_token_id": 10**9}, "AssertionError: Padding_idx"),
         ({"quantization_config": "x"}, "AttributeError: 'str' object has no attribute 'to_dict'"),
     ],
 )
@@ -80,6 +87,30 @@ def test_a_broken_configuration_is_reported_with_the_reason(
 
     with refused("model-unreadable", reason, flag="--model_name_or_path"):
         read()
+
+
+def test_a_configuration_that_no_model_can_be_made_from_is_reported_before_weights_are_read(
+    saved: Callable[[str], str],
+) -> None:
+    args = ModelArguments(saved("bert"))
+    config = load_classifier_config(args)
+    config.hidden_act = "evil"
+    with refused("model-unreadable", "KeyError: 'evil'", flag="--model_name_or_path"):
+        meta_model(args, config, "ForSequenceClassification")
+
+
+def test_brackets_without_end_are_reported(saved: Callable[[str], str]) -> None:
+    """They raise RecursionError, where YAML and JSON are read."""
+    folder, brackets = Path(saved("bert")), "[" * 20_000
+    (folder / "recipe.yaml").write_text(f"seed: {brackets}")
+    with refused("unreadable", "recipe.yaml", "nested too deeply", flag="--model"):
+        configuration_of(folder)
+    (folder / "model.safetensors.index.json").write_text(f'{{"a": {brackets}')
+    with refused("index-unreadable"):
+        load_classifier(ModelArguments(str(folder)), ["a", "b"], words_tokenizer())
+    (folder / "config.json").write_text(f'{{"a": {brackets}')
+    assert problem_of(ModelArguments(str(folder))).code == "model-unreadable"
+    assert json_or_nothing(folder / "config.json") == {}
 
 
 def test_a_folder_without_a_model_names_the_one_inside(tmp_path: Path) -> None:

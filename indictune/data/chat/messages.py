@@ -260,7 +260,7 @@ def parse_columns(columns: str | None) -> dict[str, str]:
         return {}
     names = {"": ""}  # malformed, unless they can be read
     if columns.lstrip().startswith("{"):  # a mapping in a recipe
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             names = json.loads(columns)
     else:
         pairs = [pair.partition("=") for pair in columns.split(",")]

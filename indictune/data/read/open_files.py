@@ -142,5 +142,5 @@ def _saved_files(folder: Path) -> tuple[str, ...]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError("rows-unreadable", value=path, reason=error) from error

@@ -78,7 +78,7 @@ def entries_of(words: Sequence[str]) -> tuple[TrainFiles, ...]:
 def _entry(word: str) -> TrainFiles:
     try:
         given = dict(json.loads(word)) if word.lstrip().startswith("{") else {"path": word}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError("train-files-entry", FLAG, word) from error
     path, weight, language = given.get("path"), given.get("weight", 1), given.get("language")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
