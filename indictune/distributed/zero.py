@@ -145,7 +145,8 @@ def unsupported_deepspeed_keys(config: Mapping[str, Any]) -> list[str]:
     found = [(key, _look_up(config, key)) for key in refused]
     split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in refused[key]]
     open_ends = [key for name in config for key, value in _values(name, config[name]).items() if value == "auto"]
-    filled = _FILLED | {f"zero_optimization.{name}" for name in _FILLED_OF_ZERO}
+    of_zero = _FILLED_OF_ZERO | {*(_GATHERS if _is_stage_3(config) else ())}  # `values_left_to_flags` fills these
+    filled = _FILLED | {f"zero_optimization.{name}" for name in of_zero}
     return split + [f"{key}: auto" for key in open_ends if key not in filled and key.partition(".")[0] not in _BLOCKS]
 
 

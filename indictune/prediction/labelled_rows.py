@@ -22,7 +22,7 @@ from indictune.config.shared_arguments import ClassifierArguments, TextFileArgum
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
-from indictune.data.read.open_files import decoded, kind_of_file, opened
+from indictune.data.read.open_files import decoded, kind_of_file, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
 from indictune.errors import UserError, attributed_to
@@ -244,13 +244,13 @@ def line_windows(stream: BufferedReader, name: str) -> Iterator[pa.RecordBatch]:
             yield _texts(some, number, name)
             number += len(some)
     if any(rest):
-        yield _texts([b"".join(rest)], number, name)
+        yield _texts(lines_of_old_macs(b"".join(rest)) if number == 1 else [b"".join(rest)], number, name)
 
 
 def _texts(lines: list[bytes], first: int, name: str) -> pa.RecordBatch:
     texts = []
     for number, line in enumerate(lines, first):
-        text, byte = decoded(line.removesuffix(b"\r"), number)
+        text, byte = decoded(line.rstrip(b"\r\n"), number)
         if byte:
             raise UserError("not-utf8", value=f"{name}:{number}", byte=byte)
         texts.append(text)

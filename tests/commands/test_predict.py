@@ -240,6 +240,10 @@ def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
     flags = ["--input_file", str(tmp_path / "in.txt"), "--output_file", str(tmp_path / "out.csv")]
     assert main(["predict", str(model), *flags]) == 0
     assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == ["एक, दो", "", "two"]
+    (tmp_path / "mac.txt").write_bytes("एक, दो\r\rtwo\r".encode())  # no line feeds
+    flags = ["--input_file", str(tmp_path / "mac.txt"), "--output_file", str(tmp_path / "mac.csv")]
+    assert main(["predict", str(model), *flags]) == 0
+    assert (tmp_path / "mac.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
 
 
 def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

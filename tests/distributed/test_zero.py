@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,11 @@ from indictune.distributed.zero import (
     values_in,
     values_left_to_flags,
 )
+from tests.ranks.launching import ROOT
+
+GATHER = "stage3_gather_16bit_weights_on_model_save"
+# Of accelerate's own template: transformers fills in its other values.
+GATHER_AUTO: dict[str, Any] = json.loads((ROOT / "tests/inputs/deepspeed_gather_auto.json").read_text())
 
 # What DeepSpeed has to be told even if the file says nothing: without a clipping it clips nothing.
 LEFT = {
@@ -116,11 +122,13 @@ def test_what_flags_say_is_left_to_them() -> None:
         ({}, []),
         ({"stage3_gather_16bit_weights_on_model_save": True}, []),
         ({"stage3_gather_16bit_weights_on_model_save": False}, ["stage3_gather_16bit_weights_on_model_save"]),
+        ({"stage3_gather_16bit_weights_on_model_save": "auto"}, []),
+        ({"gather_16bit_weights_on_model_save": "auto"}, []),
         ({"gather_16bit_weights_on_model_save": False}, ["gather_16bit_weights_on_model_save"]),
         ({"stage3_gather_fp16_weights_on_model_save": False}, ["stage3_gather_fp16_weights_on_model_save"]),
     ],
 )
-def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[str]) -> None:
+def test_stage_3_saves_the_whole_model(settings: dict[str, Any], named: list[str]) -> None:
     config = {"zero_optimization": {"stage": 3, **settings}}
     assert [key for key, _, _ in unusable(config, fp16=False)] == [f"zero_optimization.{name}" for name in named]
     whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
@@ -139,6 +147,8 @@ def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[st
         ({"zero_optimization": {"stage": 3, "prefetch_bucket_size": "auto", "reduce_bucket_size": "auto"}}, []),
         ({"optimizer": {"params": {"lr": "auto", "torch_adam": "auto"}}, "bf16": {"enabled": "auto"}}, []),
         ({"zero_optimization": {"sub_group_size": "auto"}}, ["zero_optimization.sub_group_size: auto"]),
+        (GATHER_AUTO, []),
+        (GATHER_AUTO | {"zero_optimization": {"stage": 2, GATHER: "auto"}}, [f"zero_optimization.{GATHER}: auto"]),
     ],
 )  # fmt: skip
 def test_what_splits_a_row_or_has_no_value_is_refused(config: dict[str, Any], keys: list[str]) -> None:

@@ -19,9 +19,11 @@ import yaml
 from indictune.config.arguments import DataArguments
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import TextArguments
+from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
 from indictune.data.load_rows import load_splits
 from indictune.data.read import open_files, sheets
+from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import text_sources
 from indictune.data.row_choice import Splits
 from indictune.data.sentences import read_sentences
@@ -56,6 +58,11 @@ def refusal_of(*files: str, **arguments: Any) -> UserError:
     return raised.value
 
 
+INPUTS = ROOT / "tests/inputs"
+_LINES = (INPUTS / "excel_sep_line.csv").read_text(encoding="utf-8").splitlines()[2:]
+EXPORTED = [(text, label) for text, label in (line.split(";") for line in _LINES)]
+
+
 def delimited_rows(delimiter: str, header: str | None = "text,label") -> str:
     def field(text: str) -> str:
         return f'"{text}"' if delimiter in text else text
@@ -82,6 +89,17 @@ class TestDelimiters:
         splits = load("f.csv", delimiter=";", text_column="text,more")
         assert rows_of(splits) == [("a,b", "x"), ("c,d", "y")]
 
+    @pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+    def test_that_of_excels_first_line_is_taken(self, delimiter: str) -> None:
+        content = (INPUTS / "excel_sep_line.csv").read_text(encoding="utf-8").replace(";", delimiter)
+        Path("f.csv").write_text(f"\ufeff{content}", encoding="utf-8", newline="\r\n")
+        splits = load("f.csv")
+        assert rows_of(splits) == EXPORTED
+        assert splits.rows["train"].location(0) == "f.csv:3"
+        assert splits.notes == []
+        Path("g.csv").write_text(content.replace(f"text{delimiter}label\n", ""), encoding="utf-8")
+        assert rows_of(load("g.csv", column_names=["text", "label"])) == EXPORTED
+
     def test_one_that_gives_one_column_is_refused(self) -> None:
         Path("f.csv").write_text(delimited_rows(","), encoding="utf-8")
         assert problems_raised(lambda: load("f.csv", delimiter=";")) == ["--train_file f.csv one-column"]
@@ -91,6 +109,31 @@ class TestDelimiters:
     def test_one_that_a_file_has_no_use_for_is_ignored_with_a_note(self) -> None:
         Path("f.jsonl").write_text("".join(f"{json.dumps({'text': t, 'label': k})}\n" for t, k in ROWS))
         assert len(load("f.jsonl", delimiter=";").notes) == len(load("f.jsonl").notes) + 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_lines_that_end_in_carriage_returns_alone_are_read(kind: str) -> None:
+    content = (INPUTS / "old_mac_lines.csv").read_bytes()
+    assert b"\n" not in content
+    if kind == "jsonl":
+        content = "".join(f"{json.dumps({'text': t, 'label': k})}\r" for t, k in EXPORTED).encode()
+    for end in (b"", b"\r"):
+        Path(f"f.{kind}").write_bytes(content.removesuffix(b"\r") + end)
+        splits = load(f"f.{kind}")
+        assert rows_of(splits) == EXPORTED
+        assert splits.rows["train"].location(1) == f"f.{kind}:{3 if kind == 'csv' else 2}"
+    Path("f.csv").write_bytes(b'text,label\nc,y\n"a\rb",x')  # it has line feeds
+    assert rows_of(load("f.csv")) == [("c", "y"), ("a b", "x")]
+
+
+@pytest.mark.parametrize("name", ["f.json", "f.jsonl"])
+def test_an_object_on_several_lines_is_one_problem(name: str) -> None:
+    content = (INPUTS / "one_object.json").read_text(encoding="utf-8")
+    for objects in (content, f"{content}\n{content}\n"):
+        Path(name).write_text(objects, encoding="utf-8")
+        with pytest.raises(UserError) as raised:
+            list(read_records(name, BadRows(name)))
+        assert [(each.code, each.details["lines"]) for each in raised.value.problems] == [("json-object-on-lines", 12)]
 
 
 class TestHeaders:
@@ -107,6 +150,7 @@ class TestHeaders:
             ("0,यह एक फिल्म है\n1,वह अच्छी थी\n0,ठीक\n", "label,text"),
             ("a fine film that I saw twice,good\nnot for me,bad\n", "text,label"),
             ("7,ok,good\n8,so so,bad\n9,fine,good\n", "column1,text,label"),
+            ((INPUTS / "trailing_delimiter.csv").read_text(encoding="utf-8"), "text,label,column3"),
         ],
     )
     def test_a_first_row_of_data_is_named_with_names_to_give(self, content: str, names: str) -> None:

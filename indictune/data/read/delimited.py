@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ _CHARACTERS = {",": ",", ";": ";", "tab": "\t", "|": "|"}  # of `--delimiter`
 _SAMPLE_BYTES = 1 << 16
 SAMPLE_ROWS = 20
 _LONG_NAME = 30
+_EXCELS_LINE = re.compile(r"\ufeff?sep=(.)\r?\n")  # the first line of a file may name the delimiter for Excel
 _MANY_WORDS = 4
 
 Cells = tuple[str | None, ...]
@@ -30,14 +32,15 @@ Cells = tuple[str | None, ...]
 def _first_rows(path: str, wanted: Wanted, bad: BadRows) -> tuple[str, list[list[str]]]:
     """The delimiter of a file, and its first few rows that are not blank; bytes that are no text are replaced.
 
-    For `--delimiter auto`, it is that of the extension, unless the required columns come out with another one alone;
-    `bad` gets a remark then. Without a header, most rows must have as many fields as there are column names; without
-    those, two or more, all as many.
+    For `--delimiter auto`, it is that of the extension or of Excel's first line, unless the required columns come out
+    with another one alone; `bad` gets a remark then. Without a header, most rows must have as many fields as there are
+    column names; without those, two or more, all as many.
     """
     if wanted.delimiter != "auto":
         only = _CHARACTERS[wanted.delimiter]
         return only, _split_rows(path, only, wanted)
-    own = DELIMITERS[kind_of_file(path)]
+    excels = _EXCELS_LINE.match(next(decoded_lines(path), ("", ""))[0])
+    own = excels[1] if excels else DELIMITERS[kind_of_file(path)]
     samples = {own: _split_rows(path, own, wanted)}
     if wanted.column_names or not _fitting(samples[own], wanted):
         samples |= {each: _split_rows(path, each, wanted) for each in _CHARACTERS.values() if each != own}
@@ -54,6 +57,8 @@ def _first_rows(path: str, wanted: Wanted, bad: BadRows) -> tuple[str, list[list
 def _split_rows(path: str, delimiter: str, wanted: Wanted) -> list[list[str]]:
     with opened(path) as file:
         lines = file.read(_SAMPLE_BYTES).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+    if lines and _EXCELS_LINE.match(lines[0]):
+        del lines[0]
     rows: list[list[str]] = []
     with suppress(csv.Error):  # of a broken row, or of one that the sample cuts
         rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **wanted.reading)), SAMPLE_ROWS))
@@ -127,7 +132,10 @@ def _likely_names(rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> list[
     fields = [*zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)]
     names = [f"column{number}" for number in range(1, len(fields) + 1)]
     longest = max(range(len(fields)), key=lambda index: sum(map(len, fields[index])))
-    others = sorted(set(range(len(fields))) - {longest}, key=lambda index: len(set(fields[index])))
+    # A delimiter at the end of each line makes an empty column.
+    others = sorted(
+        set(range(len(fields))) - {longest}, key=lambda index: (not any(fields[index]), len(set(fields[index])))
+    )
     for index, name in zip([longest, *others], wanted, strict=False):
         names[index] = name
     return names
@@ -150,6 +158,8 @@ def delimited_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[in
     pick = cell_picker(path, header, sample, wanted, bad) if header else tuple
     for fields in rows:
         is_plain = len(rows.lines) == 1 and not rows.undecodable
+        if rows.start == 1 and _EXCELS_LINE.match(rows.lines[0]):
+            continue
         if fields and len(fields) == len(header) and is_plain and fields[-1].strip() != header[-1]:
             yield rows.start, pick(fields)
         elif not fields and rows.error is None:

@@ -10,6 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -78,8 +79,16 @@ def decoded_lines(path: str) -> Iterator[tuple[str, str]]:
     U+DC80 to U+DCFF stand for the bytes that are not UTF-8.
     """
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        first = chain.from_iterable(map(lines_of_old_macs, islice(file, 1)))
+        for number, line in enumerate(chain(first, file), 1):
             yield decoded(line, number)
+
+
+def lines_of_old_macs(line: bytes) -> list[bytes]:
+    """The lines of a file whose lines end in carriage returns, which is one line up to a line feed."""
+    if b"\r" not in line or line.endswith(b"\n"):
+        return [line]
+    return [each + b"\n" for each in line.removesuffix(b"\r").split(b"\r")]
 
 
 def decoded(line: bytes, number: int) -> tuple[str, str]:

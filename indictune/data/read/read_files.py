@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -296,10 +297,24 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
 
 
 def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[_Written]:
-    beginning = _beginning_of(path) if extension == ".json" else "{"
-    if beginning.lstrip().startswith("{") and not _LIST.match(beginning):  # lines, as `datasets` and pandas write them
+    beginning = _beginning_of(path)
+    is_object = beginning.lstrip().startswith("{") and not (extension == ".json" and _LIST.match(beginning))
+    if is_object and (lines := _lines_of_object(path, beginning)) > 1:
+        raise UserError("json-object-on-lines", value=path, lines=lines)
+    if is_object or extension != ".json":  # lines, as `datasets` and pandas write them
         return _json_lines(path, bad)
     return _json_elements(path, bad)
+
+
+def _lines_of_object(path: str, beginning: str) -> int:
+    """How many lines the first object of a file stands on; 1 if it is none."""
+    if beginning.lstrip().partition("\n")[0].rstrip().endswith("}"):
+        return 1
+    with opened(path) as file:
+        text = file.read().removeprefix(codecs.BOM_UTF8).decode(errors="replace").lstrip()
+    with suppress(*ERRORS):
+        return 1 + text.count("\n", 0, DECODER.raw_decode(text)[1])
+    return 1
 
 
 def _batches(rows: Iterator[Row], wanted: Wanted) -> Iterator[pa.RecordBatch]:
