@@ -185,8 +185,10 @@ MODEL_FLAG = "--model_name_or_path"
 
 # Errors that broken files raise while a model is made: a config.json can break any line of the model's code. Without
 # RuntimeError, which torch raises when memory is short.
-BROKEN = (ArithmeticError, AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError)
-BROKEN += (SafetensorError, UnpicklingError)
+BROKEN = (
+    *(ArithmeticError, AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError),
+    *(SafetensorError, UnpicklingError),
+)
 
 _OF_THE_HUB = {
     GatedRepoError: "model-gated",
