@@ -18,6 +18,7 @@ from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.cache import text_keys
 from indictune.data.collation import IGNORED_LABEL
+from indictune.data.health.encodings import damaged_rows
 from indictune.data.health.findings import repeated_rows, warning_notes
 from indictune.data.health.row_health import check_unknown, measure
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences, tag_balance
@@ -140,6 +141,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         check_unknown(train, rows.tokenizer, plan)
         repeated = (repeated_rows(each, text_keys(each.texts)) for each in rows.splits.values())
         found = [each for each in repeated if each.count]
+        found += [finding for each in rows.splits.values() for finding in damaged_rows(each)]
         health = measure(rows.splits, rows.tokenizer, int(plan.data.max_length), found)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")

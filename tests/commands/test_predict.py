@@ -167,7 +167,9 @@ def test_a_file_becomes_a_file_of_the_same_rows(model: Path, tmp_path: Path) -> 
         flags = ["--input_file", str(source), "--keep_columns", "id", "--output_file", str(tmp_path / name)]
         assert main(["predict", str(model), *flags]) == 0
     rows = read_csv(tmp_path / "out.csv")
-    assert [(row["id"], row["text"]) for row in rows] == [(str(index), text) for index, text in enumerate(as_cells(texts))]
+    assert [(row["id"], row["text"]) for row in rows] == [
+        (str(index), text) for index, text in enumerate(as_cells(texts))
+    ]
     expected = label_texts(model, texts)
     assert [row["label"] for row in rows] == [row["label"] or "" for row in expected]
     assert float(rows[0]["score_joy"]) == pytest.approx(expected[0]["scores"]["joy"], abs=1e-5)

@@ -12,8 +12,9 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.conversations import chat_sources, load_conversations
-from indictune.data.health.encodings import DamagedTexts
+from indictune.data.health.encodings import DamagedTexts, damaged_rows
 from indictune.data.load_rows import load_splits
+from indictune.data.sentences import Sentences
 from indictune.errors import Problems
 from tests.ranks.launching import ROOT
 
@@ -140,6 +141,15 @@ def test_a_run_names_the_first_line_and_the_number(tmp_path: Path) -> None:
     (note,) = [each for each in notes if "wrong encoding" in each]
     assert note.startswith(f"--train_file {path}: 4 texts ")
     assert f"{path}:2" in note
+
+
+def test_sentences_are_looked_at_too() -> None:
+    lines = [4, 7, 9]
+    words = pa.array([["nice", "film"], [WRONG["फिल्म"], "is"], ["ok"]])
+    table = pa.table({"words": words, "tags": words, "language": ["en"] * 3, "line": lines})
+    (found,) = damaged_rows(Sentences(table, "t.conll", "--train_file", ()))
+    assert (found.name, found.count, found.of) == ("mojibake", 1, 3)
+    assert "t.conll:7" in found.note
 
 
 def test_conversations_are_looked_at_too(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import StoredRows
 from indictune.data.columns import shortened
 from indictune.data.health.findings import Finding
 
@@ -105,7 +106,7 @@ class DamagedTexts:
             self.cure = self.cure or found[1]
             self._first.setdefault("mojibake", (line, f"{shortened(text)!r} should be {shortened(found[0])!r}"))
 
-    def findings(self, origin: str, rows: BadRows, of: int) -> list[Finding]:
+    def findings(self, origin: str, rows: BadRows | StoredRows, of: int) -> list[Finding]:
         """What a run says of such texts; `rows`, which `origin` named, knows where lines stand. `of` were read."""
         mend = f"Read the source as UTF-8, or mend the texts with {self.cure}."
         unescape = "Decode them where they were written, such as by ast.literal_eval or json.loads."
@@ -120,3 +121,11 @@ class DamagedTexts:
             note = f"{origin} {rows.source}: {count:,} texts {fault}, first {where}. {cure}"
             found.append(Finding(name, count, of, note, None, [f"{where}: {held}"]))
         return found
+
+
+def damaged_rows(rows: StoredRows) -> list[Finding]:
+    """The findings of a split that was read as a whole."""
+    damaged = DamagedTexts()
+    for number, text in enumerate(rows.texts):
+        damaged.check(text, number)
+    return damaged.findings(rows.origin, rows, len(rows))
