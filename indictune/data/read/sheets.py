@@ -122,6 +122,8 @@ def _write_rows(path: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+    given, most = int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = given if most == resource.RLIM_INFINITY else min(given, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _write_rows(sys.argv[1])
