@@ -68,7 +68,7 @@ class Breakdown:
         score: name of the main score, and `lower_is_better` whether it is best where it is lowest.
         labels: in the order of the class ids.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
-        worst_language: by the main score, however few rows it has.
+        worst_language: by the main score, however few rows it has, of those whose rows have or were given labels.
         calibration: of one label a row.
         written: of answers that a language model wrote, to some of the rows.
     """
@@ -129,7 +129,10 @@ def break_down(
     groups = facts.groups().items()
     by = {what: {value: scorer(rows, draws) for value, rows in values.items()} for what, values in groups}
     score, sign = next(iter(overall.scores)), -1 if lower_is_better else 1
-    worst = min(by["language"], key=lambda language: sign * by["language"][language].scores[score].value)
+    languages = by["language"]
+    labels_of = {language: group.per_label.values() for language, group in languages.items()}
+    scored = [each for each in languages if any(label.support + label.predicted for label in labels_of[each])]
+    worst = min(scored or languages, key=lambda language: sign * languages[language].scores[score].value)
     return Breakdown(kind, score, lower_is_better, list(labels), overall, by, worst, loss, calibration)
 
 

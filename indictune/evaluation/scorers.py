@@ -150,7 +150,7 @@ def group_of_counts(rows: LabelCounts, labels: Sequence[str], names: tuple[str, 
     columns = zip((micro, "precision", "recall"), counts.micro(), drawn.micro(), strict=True)
     scores = {name: estimate(float(value), sample) for name, value, sample in columns}
     if macro is not None:
-        scores[macro] = estimate(counts.scores()[2].mean(), drawn.scores()[2].mean(-1))
+        scores[macro] = estimate(float(counts.macro(counts.scores()[2])), drawn.macro(drawn.scores()[2]))
     return Group(len(rows.present), scores, scores_of_labels(counts, drawn, labels))
 
 

@@ -193,7 +193,18 @@ def test_several_labels() -> None:
     assert tuple(block) == names
     assert (block["micro_f1"], block["macro_f1"]) == pytest.approx((2 * 3 / (2 * 3 + 1), (2 / 3 + 1) / 2))
     assert block["per_label"]["a"] == {"precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3), "support": 1}
-    assert block["per_language"]["ta"] == {"num_examples": 1, "micro_f1": 1, "macro_f1": 0.5}
+    # No Tamil row has the label a, and none was given it: it leaves the macro-F1 alone.
+    assert block["per_language"]["ta"] == {"num_examples": 1, "micro_f1": 1, "macro_f1": 1}
+
+
+def test_a_language_without_any_label_is_not_the_worst() -> None:
+    objective = MultiLabel(config(["a", "b"], "multi_label_classification"), words_tokenizer())
+    results = np.array([[0.9, 0.9], [0.9, 0.1], [0.1, 0.1]]), np.ones(3)
+    rows = Dataset.from_dict({"labels": [[1, 0], [1, 0], [0, 0]], "language": ["hi", "te", "ta"], "length": [4] * 3})
+    assert objective.breakdown(rows, results).worst_language == "hi"
+    nothing = results[0] * 0, np.ones(3)
+    rows = Dataset.from_dict({"labels": [[0, 0]] * 3, "language": ["hi", "te", "ta"], "length": [4] * 3})
+    assert objective.breakdown(rows, nothing).overall.scores["macro_f1"].value == 0
 
 
 TAGS = ["B-LOC", "B-PER", "I-PER", "O"]
