@@ -342,7 +342,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
         model = load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
-        vars(model.config).pop(TEMPERATURE, None)  # of the model that the training starts from
+        for fitted in (TEMPERATURE, "threshold"):  # of the model that the training starts from
+            vars(model.config).pop(fitted, None)
         note_reading(model.config, plan.data.long_text, int(plan.data.max_length))
         return model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,17 @@ from datasets import Dataset
 from sklearn.metrics import classification_report
 from transformers import BertConfig
 
+from indictune.config.recipe import read_recipe
+from indictune.data.load_rows import load_splits
+from indictune.models.load import load_tokenizer
+from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.chat import Answers
-from indictune.tasks.classification import MultiLabel, Regression, SingleLabel
+from indictune.tasks.classification import Classification, ClassifiedRows, MultiLabel, Regression, SingleLabel
 from indictune.tasks.protocol import Objective
 from indictune.tasks.tokens import TokenTags
+from tests.first_hour.saved_models import saved_classifier
 from tests.models.tiny import words_tokenizer
+from tests.ranks.launching import ROOT
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -205,6 +212,20 @@ def test_a_language_without_any_label_is_not_the_worst() -> None:
     nothing = results[0] * 0, np.ones(3)
     rows = Dataset.from_dict({"labels": [[0, 0]] * 3, "language": ["hi", "te", "ta"], "length": [4] * 3})
     assert objective.breakdown(rows, nothing).overall.scores["macro_f1"].value == 0
+
+
+def test_further_training_begins_with_a_threshold_of_its_own(tmp_path: Path) -> None:
+    """Without validation rows, nothing fits another one."""
+    first = saved_classifier(tmp_path / "first", "multi_label_classification")
+    content = json.loads((first / "config.json").read_text()) | {"threshold": 0.93}
+    (first / "config.json").write_text(json.dumps(content))
+    flags = ["--model_name_or_path", str(first), "--train_file", str(ROOT / "tests/inputs/labels_pipe_second.csv")]
+    task = Classification()
+    plan, _ = plan_of_rows(read_recipe([*flags, "--validation_split", "0"], task.arguments), task)
+    rows = ClassifiedRows(load_splits(plan.data), plan.model, load_tokenizer(plan.model), ["anger", "joy"], None)
+    model = task.load_model(plan, plan.training, rows, True)
+    assert model.config.problem_type == "multi_label_classification"
+    assert task.objective(plan.training, model.config, rows.tokenizer, True, rows).fitted() == {"threshold": 0.5}
 
 
 TAGS = ["B-LOC", "B-PER", "I-PER", "O"]
