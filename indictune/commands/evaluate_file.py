@@ -34,7 +34,7 @@ _USAGE = "indictune evaluate --model DIR --test_file F"
 # its own.
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
-    *("delimiter", "column_names", "quoting"),
+    *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings"),
     *("chat_template", "train_on_prompts", "per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
 )
 
@@ -75,7 +75,7 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
     types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str}
-    types |= {"delimiter": str, "column_names": list, "quoting": str}
+    types |= {"delimiter": str, "column_names": list, "quoting": str, "label_column": (str, list), "label_map": list}
     for name in FROM_TRAINING:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):

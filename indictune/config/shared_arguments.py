@@ -111,7 +111,15 @@ class TextArguments(FileFormArguments):
     """How the rows of a file are read."""
 
     text_column: str = flag("text", "Column with the text.")
-    label_column: str = flag("label", "Column with the label.")
+    label_column: list[str] | str = flag(
+        "label", "Column with the label. Or several columns of 0 and 1, each a label.", nargs="+", action=OneOrMore
+    )
+    label_map: list[str] = flag(
+        [], "Rename labels, and so join them: pos=positive neg=negative. N/A= leaves out the rows of a label."
+    )
+    keep_label_spellings: bool = flag(
+        False, "Keep labels apart that differ in case, or in spaces, underscores and hyphens between their words."
+    )
     language_column: str | None = flag(
         None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
     )
@@ -121,6 +129,19 @@ class TextArguments(FileFormArguments):
         "How a longer text is read. truncate: its first tokens. head_tail: its first and its last ones. window: all, "
         "in windows of --max_length tokens that overlap by a quarter; the mean of their logits is the text's.",
     )
+
+    @property
+    def label_columns(self) -> str:
+        """The name of the label's column, or the names of several, for messages."""
+        return self.label_column if isinstance(self.label_column, str) else " ".join(self.label_column)
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse words of `--label_map` without one `=`, and a label that has two names."""
+        yield from super().check()
+        old = [word.partition("=")[0].strip() for word in self.label_map]
+        for word, name in zip(self.label_map, old, strict=True):
+            if word.count("=") != 1 or not name or old.count(name) > 1:
+                yield problem("label-map-form", "--label_map", word)
 
 
 @dataclass

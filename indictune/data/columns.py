@@ -6,6 +6,7 @@ import csv
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +21,8 @@ from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
 KEPT = "kept:"  # begins the role of a column that `predict` repeats in its output
+FLAG_OF_LABEL = "label:"  # begins the role of a column of 0 and 1 that says which rows have a label
+_FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 # Role, which is the default name of its column -> names that mean the same, without a plural's s.
@@ -27,6 +30,11 @@ _USUAL = {"text": ("text", "tweet", "sentence", "comment", "review"), "label": (
 _CHATS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"instruction", "output"}, {"question", "answer"})
 _OF_CHATS = "These are columns of conversations. Use `indictune train llama`, or `indictune inspect --task chat`."
 _WHOLE = re.compile(r"-?\d+\.0")
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
+# What nobody sees in a label: format characters but for ZWJ and ZWNJ, and the selectors of a form of an emoji.
+_UNSEEN = re.compile("[\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
+_DASHES = r"\s_\-\u2010-\u2015"
+_BETWEEN_DIGITS, _BETWEEN = (re.compile(rf"(?<=[{each}])[{_DASHES}]+(?=[{each}])") for each in (r"\d", f"^{_DASHES}"))
 
 
 @dataclass(frozen=True)
@@ -73,23 +81,72 @@ def layout_of(args: FileFormArguments) -> dict[str, Any]:
 
 def wanted_columns(args: TextArguments, *lists: str) -> Wanted:
     """The columns of labelled texts that the flags name."""
-    required, optional = {"text": args.text_column, "label": args.label_column}, {"language": "language"}
+    named = args.label_column
+    labels = {"label": named} if isinstance(named, str) else {f"{FLAG_OF_LABEL}{each}": each for each in named}
+    required, optional = {"text": args.text_column, **labels}, {"language": "language"}
     if args.language_column is not None:
         required, optional = required | {"language": args.language_column}, {}
     return Wanted(required, optional, lists, **layout_of(args))
 
 
 def normalise_label(label: str | None) -> str | None:
-    """A label without what file types add to it; None for an empty one.
+    """A label without what file types add to it, and without what nobody sees; None for an empty one.
 
-    1, 1.0 and "1" are `1`; True and TRUE (pandas writes booleans so to csv) are `true`. Other labels keep their case
-    and spelling in NFC, without spaces around them: "Positive" and "positive" are two labels.
+    1, 1.0, "1" and the digit of another script are `1`; True and TRUE (pandas writes booleans so to csv) are `true`.
+    Other labels keep their case and spelling in NFC. Their spaces are single plain ones, with none around them.
     """
-    if label is None or not (label := unicodedata.normalize("NFC", label.strip())):
+    if label is None or not (label := seen(label)):
         return None
     if label.lower() in ("true", "false"):
         return label.lower()
+    label = _plain_digits(label) if NUMBER.fullmatch(label) else label
     return label.removesuffix(".0") if _WHOLE.fullmatch(label) else label
+
+
+def seen(label: str) -> str:
+    """A label as it looks: in NFC, without zero-width spaces and their like, and with single plain spaces."""
+    return unicodedata.normalize("NFC", " ".join(_UNSEEN.sub("", label).split()))
+
+
+def label_key(label: str) -> str:
+    """Equal for labels that differ in case, in spaces, underscores and hyphens inside, or in how characters are coded.
+
+    Numbers stay as they are: -1 is not 1. So do hyphens around a label: A- is not A. 1-2 is not 12.
+    """
+    if NUMBER.fullmatch(label):
+        return label
+    plain = _plain_digits(unicodedata.normalize("NFKC", label)).casefold()
+    return _BETWEEN.sub("", _BETWEEN_DIGITS.sub("\x00", re.sub("[\u200c\u200d]", "", plain)))
+
+
+def _plain_digits(label: str) -> str:
+    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in label)
+
+
+def names_by_key(names: Iterable[str]) -> dict[str, str]:
+    """The key of each name -> the name, without names that share a key."""
+    keys = [(label_key(normalise_label(name) or name), name) for name in names]
+    counts = Counter(key for key, _ in keys)
+    return {key: name for key, name in keys if counts[key] == 1}
+
+
+def with_labels_of_columns(batch: pa.RecordBatch, bad: BadRows) -> pa.RecordBatch:
+    """The rows with a column `label` such as `joy|anger`, made of the columns of 0 and 1 of each label.
+
+    A row whose cells are all empty has a null. `bad` gets rows with other cells.
+    """
+    names = [name.removeprefix(FLAG_OF_LABEL) for name in batch.schema.names if name.startswith(FLAG_OF_LABEL)]
+    labels, is_good = list[object](), list[bool]()
+    for index, cells in enumerate(zip(*(batch[f"{FLAG_OF_LABEL}{name}"].to_pylist() for name in names), strict=True)):
+        values = [_FLAGS.get((cell or "").strip().lower()) for cell in cells]
+        given = joined_list([name for name, is_on in zip(names, values, strict=True) if is_on])
+        labels.append(given if any(cells) else None)
+        is_good.append(None not in values or not any(cells))
+        if not is_good[-1]:
+            (row,), at = batch.slice(index, 1).to_pylist(), values.index(None)
+            details = {"where": names[at], "held": shortened(cells[at] or "nothing"), "expected": "0 or 1"}
+            bad.add(row.pop("line"), "value-of-wrong-type", row, **details)
+    return batch.append_column("label", pa.array(labels, pa.string())).filter(pa.array(is_good, pa.bool_()))
 
 
 def joined_list(value: object) -> object:
@@ -110,10 +167,11 @@ def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str
 
 
 def existing_columns(
-    source: str, present: Sequence[str], wanted: Wanted, bad: BadRows | None = None
+    source: str, present: Sequence[str], wanted: Wanted, bad: BadRows | None = None, flags: Sequence[str] = ()
 ) -> dict[str, str]:
     """Role -> column of each required column, and of the optional ones that are present.
 
+    `flags` are columns that seem to hold 0 and 1 alone, which are named where there is no label.
     `bad` gets a remark on columns that stand for absent ones by their usual names; None allows no such columns. Raises
     `UserError` for every column that is missing or duplicate.
     """
@@ -132,8 +190,10 @@ def existing_columns(
         if name not in present:
             near = difflib.get_close_matches(name.lower(), [other.lower() for other in present], n=1)
             hint = next((f"Did you mean {shortened(other)}?" for other in present if other.lower() in near), None)
+            if role == "label" and flags[1:]:
+                hint = f"If each column of 0 and 1 is a label, use --label_column {' '.join(flags)}."
             hint = _OF_CHATS if is_chat else hint
-            option = "--keep_columns" if role.startswith(KEPT) else f"--{role}_column"
+            option = "--keep_columns" if role.startswith(KEPT) else f"--{role.partition(':')[0]}_column"
             details = {"column": shortened(name), "option": option, "columns": shown}
             problems.append(problem("column-missing", "", source, hint, **details))
     Problems(problems[:1] if is_chat else problems).raise_any()
@@ -193,7 +253,8 @@ def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, with each text in quotes
     if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
-        raise UserError("column-type", value=source, column=name, type=kind)
+        hint = "Or use --problem_type multi_label_classification." if pa.types.is_list(kind) else None
+        raise UserError("column-type", value=source, way_out=hint, column=name, type=kind)
     try:
         column = column.cast(kind)
         if pa.types.is_floating(kind):

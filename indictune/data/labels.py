@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,9 +19,9 @@ import yaml
 
 from indictune.config.command_line import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
-from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, rewrite_table, stored_batches, with_column
+from indictune.data.cache import MAX_LISTED_ROWS, StoredRows
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.columns import SEPARATOR, normalise_label, shortened
+from indictune.data.columns import NUMBER, SEPARATOR, label_key, names_by_key, normalise_label, shortened
 from indictune.errors import Problem, Problems, UserError, problem
 
 REGRESSION = "regression"
@@ -82,8 +81,12 @@ def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequenc
     if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
         total = sum(counts.values())
         return {label: total / (len(labels) * counts[label]) for label in labels}
-    weights = given_weights(choice) or {}
-    problems = Problems()
+    by_key, weights, problems = names_by_key(labels), dict[str, float](), Problems()
+    for written, weight in (given_weights(choice) or {}).items():
+        label = by_key.get(label_key(written), written)
+        if label in weights:
+            problems.append(problem("class-weight-twice", _FLAG, choice, label=label))
+        weights[label] = weight
     for label in sorted(weights.keys() ^ set(labels)):
         code = "class-weight-unknown" if label in weights else "class-weight-missing"
         problems.append(problem(code, _FLAG, choice, label=label, labels=", ".join(labels)))
@@ -130,42 +133,47 @@ _NUMBERS = re.compile(r"[\d\s]+")  # as numpy prints a list of them
 
 
 def look_like_lists(labels: Collection[str]) -> bool:
-    """Whether labels of one class a row look like lists: all in brackets, or `a|b` and `a` or `a|c`."""
-    if labels and all(map(_is_bracketed, labels)):
+    """Whether labels look like several a row: all in brackets, or `a|b` and `a` or `a|c`, or `|` for none."""
+    if labels and (all(map(_is_bracketed, labels)) or any(not parts(label) for label in labels)):
         return True
     labels_of = Counter(part for label in labels for part in {*parts(label)})
     return any(SEPARATOR in label and any(labels_of[part] > 1 for part in parts(label)) for label in labels)
 
 
-def spell_out(rows: Mapping[str, AnyRows], folder: Path) -> dict[str, AnyRows]:
-    """Rows by split with their labels as `a|b`; their tables are in `folder`."""
-    written = {label for each in rows.values() for label in each.table["label"].unique().to_pylist()}
-    spelled = _spelled(written)
-    if all(label == new for label, new in spelled.items()):
-        return dict(rows)
-    for split, each in rows.items():
-        path = folder / f"{split}.arrow"
-        columns = ((batch, map(spelled.__getitem__, batch["label"].to_pylist())) for batch in stored_batches(path))
-        batches = (with_column(batch, "label", pa.array(labels, pa.string())) for batch, labels in columns)
-        rewrite_table(path, each.table.schema, batches)
-    return {split: replace(each, table=map_table(folder / f"{split}.arrow")) for split, each in rows.items()}
+def mark_between(labels: Collection[str], is_asked: bool, known: Collection[str] = ()) -> str | None:
+    """The comma, semicolon or slash between the labels of a row, where labels with it name others; None for `a|b`.
+
+    Others are labels of other rows, and those `known` of a model. A row must name others alone, or one if `is_asked`.
+    """
+    if any(SEPARATOR in label or _is_bracketed(label) for label in labels):
+        return None
+    for mark in ",;/":
+        split = [{*map(label_key, _items(label, mark))} for label in labels if label not in known]
+        often = Counter(key for keys in split for key in keys) + Counter({*map(label_key, known)})
+        name_others = ((often[key] > 1 for key in keys) for keys in split if len(keys) > 1)
+        if any(map(any if is_asked else all, name_others)):
+            return mark
+    return None
 
 
-def _spelled(labels: Collection[str]) -> dict[str, str]:
-    """Label as written -> as `a|b`. Lists of 0 and 1 that all have one length say of each label if the row has it."""
-    items = {label: _items(label) for label in labels}
+def items_of_labels(labels: Collection[str], mark: str | None, known: Collection[str]) -> dict[str, list[str]]:
+    """Label as written -> the labels of its rows, written as `a|b`, as a list, or with a mark; `known` ones are whole.
+
+    Lists of 0 and 1 that all have one length say of each label if the row has it.
+    """
+    items = {label: _items(label, None if label in known else mark) for label in labels}
     are_flags = all(of_row[1:] and {*of_row} <= {"0", "1"} for of_row in items.values())
     if are_flags and len({*map(len, items.values())}) == 1:
         items = {label: [str(place) for place, each in enumerate(row) if each == "1"] for label, row in items.items()}
-    return {label: SEPARATOR.join(of_row) or SEPARATOR for label, of_row in items.items()}
+    return items
 
 
-def _items(label: str) -> list[str]:
+def _items(label: str, mark: str | None) -> list[str]:
     if not _is_bracketed(label):
-        return parts(label)
+        return parts(label.replace(mark, SEPARATOR) if mark and label.lower() != "n/a" else label)
     inside = label[1:-1]
     between = r"\s+" if _NUMBERS.fullmatch(inside) else ","
-    return [item for each in re.split(between, inside) if (item := each.strip().strip("'\"").strip())]
+    return [item for each in re.split(between, inside) if (item := normalise_label(each.strip().strip("'\"")))]
 
 
 def _is_bracketed(label: str) -> bool:
@@ -174,11 +182,11 @@ def _is_bracketed(label: str) -> bool:
 
 _MAX_LABELS = 1000
 _MAX_SCORES = 10
+_MAX_FRACTIONS = 4
 _MAX_CLASS_NUMBERS = 50
 _MAX_UNIQUE = 20  # labels, if there is nearly one for each row
 _MAX_LISTED = 5
 _LARGEST = float(np.finfo(np.float32).max)
-_NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
 
 
 def checked_labels(
@@ -207,17 +215,21 @@ def checked_labels(
 def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> str | None:
     """Code of the problem with labels that look like no classes: scores, free text and their like.
 
-    Scores are more than ten numbers in steps, such as 0, 0.1, ... 5 or 0, 5, ... 100, or more than fifty whole ones.
+    Scores are five numbers or more with fractions, such as 0.5, 1, ... 5; more than ten in steps, such as 0, 5, ...
+    100; or more than fifty whole ones.
     """
     if len(counts) < 2:
         return "one-label"
+    if problem_type != MULTI_LABEL and not all(map(parts, counts)):
+        return "bar-is-no-label"
     if problem_type is None and look_like_lists(counts):
         return "labels-look-like-lists"
     if problem_type is None and _are_numbers(counts):
         numbers = [float(label) for label in counts]
         are_whole = all(number.is_integer() for number in numbers)
         are_class_numbers = are_whole and math.gcd(*(int(number - numbers[0]) for number in numbers)) == 1
-        if len(counts) > (_MAX_CLASS_NUMBERS if are_class_numbers else _MAX_SCORES):
+        most = _MAX_CLASS_NUMBERS if are_class_numbers else _MAX_SCORES if are_whole else _MAX_FRACTIONS
+        if len(counts) > most:
             return "labels-look-continuous"
     if len(counts) > _MAX_LABELS or (2 * len(counts) > rows and len(counts) > _MAX_UNIQUE):
         return "labels-look-like-text"
@@ -281,4 +293,4 @@ def _is_score(label: str) -> bool:
 
 
 def _are_numbers(labels: Collection[str]) -> bool:
-    return all(map(_NUMBER.fullmatch, labels))
+    return all(map(NUMBER.fullmatch, labels))

@@ -26,7 +26,8 @@ from indictune.data.cache import (
 from indictune.data.columns import wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
-from indictune.data.labels import MULTI_LABEL, checked_labels, spell_out, unknown_labels
+from indictune.data.label_names import LabelNames, likely_label_map
+from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.data.text.cleaning import SCHEMA, cleaned
@@ -51,7 +52,8 @@ def load_splits(
     """
     problems = Problems(found or ())
     given = text_sources(args, problems) if sources is None else sources
-    splits = _load(given, args, problems, args.problem_type, validation_split, mixture)
+    names = LabelNames(args.problem_type, args.label_map, args.keep_label_spellings)
+    splits = _load(given, args, problems, names, validation_split, mixture)
     problems.raise_any()  # those of rows from the cache
     return splits
 
@@ -65,10 +67,12 @@ def load_test_rows(
 ) -> Splits[StoredRows]:
     """Read, clean and check the files of rows for a finished model, or take them from the cache: the split `test`.
 
-    `labels` are those of the model; None accepts any. Raises as `load_splits`, and for labels that the model lacks.
+    `labels` are those of the model, whose names the rows get; None accepts any. Raises as `load_splits`, and for
+    labels that the model lacks.
     """
     source = file_source(named, "--test_file", text_reader(args, problem_type))
-    splits = _load({"test": source}, args, Problems(found), problem_type)
+    names = LabelNames(problem_type, args.label_map, args.keep_label_spellings, labels or ())
+    splits = _load({"test": source}, args, Problems(found), names)
     Problems([] if labels is None else unknown_labels(splits.rows["test"], labels, problem_type)).raise_any()
     return splits
 
@@ -77,10 +81,11 @@ def _load(
     sources: Mapping[str, TextSource],
     args: DataArguments | EvaluationArguments,
     problems: Problems,
-    problem_type: str | None,
+    names: LabelNames,
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
 ) -> Splits[StoredRows]:
+    problem_type = names.problem_type
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def read(folder: Path, found: Found) -> dict[str, StoredRows]:
@@ -91,20 +96,21 @@ def _load(
                 bad = bad_rows(source.name, args, folder)
                 of_split = _read_split(source, args, found, folder / f"{split}.arrow", bad)
                 rows |= {} if of_split is None else {split: of_split}
-        if problem_type == MULTI_LABEL:
-            rows = spell_out(rows, folder)
+        if rows and next(iter(sources)) in rows:
+            with problems.collecting():
+                rows = names.apply(rows, folder, found.notes)
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, found, folder / "train.arrow")
-                found.labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
+                found.labels = checked_labels(rows["train"], held_out, args.label_columns, problem_type)
         problems.raise_any()
         if "train" in rows:
-            found.notes += rare_labels(rows["train"], problem_type)
+            found.notes += [*rare_labels(rows["train"], problem_type), *likely_label_map(rows["train"], problem_type)]
             found.findings += same_texts(rows, problem_type)
         return rows
 
-    settings = [asdict(wanted_columns(args)), drops_leaks, args.bad_rows, args.max_bad_fraction]
+    settings = [asdict(wanted_columns(args)), drops_leaks, args.bad_rows, args.max_bad_fraction, asdict(names)]
     return stored_splits("rows", StoredRows, sources, settings, read, validation_split, mixture, problem_type)
 
 
@@ -121,7 +127,7 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
         unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
         for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
             for row in batch.filter(mask).to_pylist():
-                bad.add(row.pop("line"), "no-label", row, column=args.label_column)
+                bad.add(row.pop("line"), "no-label", row, column=args.label_columns)
         _drop_rows(path, unlabelled)
         table = map_table(path)
     bad.finish(len(table))

@@ -16,7 +16,7 @@ from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
-from indictune.data.columns import existing_columns, wanted_columns
+from indictune.data.columns import existing_columns, seen, wanted_columns
 from indictune.data.health.findings import shares_of_languages
 from indictune.data.languages import language_of
 from indictune.data.read.conll import conll_sentences
@@ -60,7 +60,8 @@ def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) 
         bad = BadRows(name)
         for line, record in SplitFiles(files).records(bad, partial(_records, args)):
             existing_columns(bad.location(line), list(record), wanted)
-            words, tags = record[args.text_column], record[args.label_column]
+            words, tags = record[args.text_column], record[args.label_columns]
+            tags = [*map(seen, tags)] if _are_texts(tags) else tags
             if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
                 bad.add(line, "tags-do-not-match", record)
             elif any(map(_NUMBER.fullmatch, tags)):
@@ -120,4 +121,4 @@ def _records(args: TextArguments, file: str, bad: BadRows) -> Iterator[Record]:
         yield from read_records(file, bad)
         return
     for line, words, tags in conll_sentences(file, bad):
-        yield line, {args.text_column: words, args.label_column: tags}
+        yield line, {args.text_column: words, args.label_columns: tags}

@@ -275,7 +275,10 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given["--class_weights"] = training.class_weights is not None
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
         given["--max_conflict_share"] = mode == REGRESSION and plan.data.max_conflict_share is not None
-        values, other = vars(training) | vars(plan.data) | {"baseline": "true"}, f"--problem_type {mode}"
+        given["--keep_label_spellings"] = mode == REGRESSION and plan.data.keep_label_spellings
+        given["--label_column"] = mode != MULTI_LABEL and not isinstance(plan.data.label_column, str)
+        shown = {"baseline": "true", "label_column": plan.data.label_columns}
+        values, other = vars(training) | vars(plan.data) | shown, f"--problem_type {mode}"
         useless = [flag for flag, is_given in given.items() if is_given]
         return found + [problem("no-effect", flag, values[flag.removeprefix("--")], other=other) for flag in useless]
 
@@ -312,8 +315,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
                 check_unknown(train, tokenizer, plan)
                 if plan.data.problem_type is not None and "problem_type" not in plan.recipe.values:
-                    column = f"column {plan.data.label_column} has several labels a row"
-                    note = f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."
+                    column = f"{plan.data.label_columns}: several labels a row"
+                    note = f"{train.source}: column {column}; taking --problem_type {plan.data.problem_type}."
                     splits = replace(splits, notes=[*splits.notes, note])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None

@@ -113,7 +113,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
         refused |= {"--problem_type": data.problem_type, "--vocabulary_from_train": plan.model.vocabulary_from_train}
         refused |= {"--train_files": data.train_files, "--language_sampling_alpha": data.language_sampling_alpha != 1}
-        refused |= {"--max_conflict_share": data.max_conflict_share is not None}
+        refused |= {"--max_conflict_share": data.max_conflict_share is not None, "--label_map": data.label_map}
+        refused |= {"--keep_label_spellings": data.keep_label_spellings}
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
@@ -166,7 +167,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return TokenTags(config, tokenizer, padded, ExactLoss(label_smoothing=args.label_smoothing_factor))
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        problems += [problem("not-of-this-task", "--bad_rows")] if plan.data.bad_rows != "stop" else []
+        given = {"--bad_rows": plan.data.bad_rows != "stop", "--label_map": plan.data.label_map}
+        problems += [problem("not-of-this-task", flag) for flag, is_given in given.items() if is_given]
         tags = None if plan.model_config is None else class_names(plan.model_config)
         rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
         problems.raise_any()

@@ -242,6 +242,15 @@ def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> 
     assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 
 
+def test_labels_are_named_as_in_training(tmp_path: Path) -> None:
+    given = {"label_map": ["pos=positive"], "keep_label_spellings": True, "label_column": ["joy", "anger"]}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(given))
+    recipe = read_recipe([], (EvaluationArguments,))
+    _take_from_training(recipe, tmp_path)
+    assert recipe.values == given
+
+
 def test_a_template_that_was_a_file_is_the_one_that_was_saved_with_the_model(tmp_path: Path) -> None:
     """The file itself is out of reach from the current folder."""
     model, test_file = Path(tiny_llama(tmp_path / "model")), tmp_path / "t.jsonl"

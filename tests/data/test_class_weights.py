@@ -92,7 +92,14 @@ def test_missing_and_unknown_labels_are_reported_together(tmp_path: Path) -> Non
     with pytest.raises(UserError) as raised:
         class_weights(path, {}, LABELS)
     found = [(each.code, each.details["label"]) for each in raised.value.problems]
-    assert found == [("class-weight-unknown", "Positive"), ("class-weight-missing", "negative")]
+    assert found == [("class-weight-twice", "positive"), ("class-weight-missing", "negative")]
+
+
+def test_a_weight_may_spell_its_label_otherwise(tmp_path: Path) -> None:
+    path = write(tmp_path, "Positive: 1\nNEGATIVE: 2\nneutral: 3\n")
+    assert class_weights(path, {}, LABELS) == {"positive": 1, "negative": 2, "neutral": 3}
+    with refused("class-weight-unknown", "POSITIVE"):  # which of the two is it?
+        class_weights(write(tmp_path, "POSITIVE: 1\npositive: 1\nPositive: 1\n"), {}, ["Positive", "positive"])
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "high", "true", ".inf", "inf", ".nan", "nan", "[1]", ""])

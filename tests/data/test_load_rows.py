@@ -214,7 +214,7 @@ def test_one_label_is_no_classification(write: Write) -> None:
 
 def test_a_label_that_training_rows_lack_is_named_with_its_first_line(write: Write) -> None:
     train = write("train.jsonl", labelled(("a", "x"), ("b", "y")))
-    validation = write("val.jsonl", labelled(("c", "x"), ("d", "z"), ("e", "z"), ("f", "Y")))
+    validation = write("val.jsonl", labelled(("c", "x"), ("d", "z"), ("e", "z"), ("f", "w")))
     test = write("test.jsonl", labelled(*((f"t{index}", f"n{index}") for index in range(7))))
     problems = problems_of(train_file=train, validation_file=validation, test_file=test)
     assert problems[:2] == [
@@ -252,7 +252,8 @@ def test_a_label_column_that_looks_like_free_text(write: Write, labels: list[str
         ([str(step / 7) for step in range(80)], True),
         ([str(score) for score in range(51)] * 2, True),
         ([str(5 * step) for step in range(21)] * 2, True),
-        ([str(step / 2) for step in range(10)] * 2, False),
+        ([str(step / 2) for step in range(5)] * 2, True),
+        ([str(step / 2) for step in range(4)] * 2, False),
         ([str(number) for number in range(40) if number != 7] * 2, False),
         ([str(score) for score in range(50)] * 2, False),
         ([*(str(step / 10) for step in range(51)), "x"] * 2, False),
@@ -289,7 +290,9 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
     path = write("new.jsonl", labelled(("a", "x"), ("", "x"), ("b", "z")))
     unknown = ["--test_file new.jsonl label-unknown"]
     assert problems_raised(lambda: load_test_rows(path, EvaluationArguments(), ["y", "x"])) == unknown
+    load_test_rows(path, EvaluationArguments(), ["x", "z"])
     monkeypatch.setattr("indictune.data.load_rows.cleaned", None)
+    assert problems_raised(lambda: load_test_rows(path, EvaluationArguments(), ["y", "x"])) == unknown
     splits = load_test_rows(path, EvaluationArguments(), ["x", "z"])
     assert (len(splits.rows["test"]), len(splits.notes)) == (2, 1)
     assert (splits.folder / "test.arrow").exists()

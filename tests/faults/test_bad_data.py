@@ -259,8 +259,8 @@ STRANGERS: dict[str, tuple[dict[str, bytes], str]] = {
         {"train": TABLE, "test": TABLE + b"c,z\n"},
         "--test_file test.csv label-unknown",
     ),
-    "in another case": (
-        {"train": TABLE, "validation": TABLE + b"c,X\n"},
+    "with another hyphen around it": (
+        {"train": TABLE, "validation": TABLE + b"c,x-\n"},
         "--validation_file validation.csv label-unknown",
     ),
     "-1": (
@@ -280,7 +280,7 @@ LABELS: dict[str, tuple[str, bytes, list[str]]] = {
     "booleans": ("f.jsonl", b'{"text": "a", "label": true}\n{"text": "b", "label": "False"}', ["false", "true"]),
     "floats": ("f.jsonl", b'{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}', ["0", "1"]),
     "leading zeros": ("f.csv", HEAD + b"a,01\nb,1\n", ["01", "1"]),
-    "two cases of a word": ("f.csv", HEAD + b"a,Pos\nb,pos\n", ["Pos", "pos"]),
+    "two cases of a word": ("f.csv", HEAD + b"a,Pos\nb,pos\nc,no\n", ["Pos", "no"]),
 }
 
 

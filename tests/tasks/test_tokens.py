@@ -54,6 +54,12 @@ def test_conll_and_json_lines_hold_the_same_sentences(tmp_path: Path) -> None:
     assert same.splits["train"].table.select(["words", "tags"]) == table
 
 
+def test_what_nobody_sees_makes_no_other_tag(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("Sita B-PER\nRavi B-PER\u200b\nआई \ufeffO\nगई O\n", encoding="utf-8")
+    assert rows_of("--train_file", str(path)).tags == ["B-PER", "O"]
+
+
 def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("# id 5239 domain=train\nSita _ _ B-PER\n# _ _ O\n", encoding="utf-8")
@@ -126,10 +132,12 @@ def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> No
 
 def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
     given = ["--dataset_name", "builtin:tweets", "--method", "lora", "--bad_rows", "quarantine", "--drop_leaked_rows"]
+    given += ["--label_map", "a=b", "--keep_label_spellings"]
     recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments)
     plan, _ = plan_of_rows(recipe, TASK)
-    flags = ("--method", "--dataset_name", "--bad_rows", "--drop_leaked_rows", "--problem_type")
-    assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in flags]
+    flags = "--method", "--dataset_name", "--bad_rows", "--drop_leaked_rows", "--problem_type"
+    flags_of_labels = "--label_map", "--keep_label_spellings"
+    assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in (*flags, *flags_of_labels)]
 
 
 def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
@@ -176,9 +184,9 @@ def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
 
 def test_the_evaluate_command_refuses_to_leave_rows_out(tmp_path: Path) -> None:
     (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
-    values = {"test_file": str(tmp_path / "t.conll"), "bad_rows": "quarantine"}
+    values: dict[str, Any] = {"test_file": str(tmp_path / "t.conll"), "bad_rows": "quarantine", "label_map": ["a=b"]}
     plan, _ = plan_of_rows(read_recipe(["--train_file", values["test_file"]], TASK.arguments), TASK)
     evaluation: Any = plan
     evaluation = replace(evaluation, data=unresolved(EvaluationArguments, values))
-    with refusal("not-of-this-task", flag="--bad_rows"):
+    with refusal("not-of-this-task", "--label_map", flag="--bad_rows"):
         TASK.tokenise_test(evaluation, None, Problems())

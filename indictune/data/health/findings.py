@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -191,9 +192,8 @@ def _hashes(texts: Mapping[int, set[str]]) -> list[RMinHash]:
     return list(RMinHash.from_token_sets(texts.values(), _HASHES, _SEED))
 
 
-_NO_CLASS = re.compile(
-    "(unknown|unk|unsure|unlabell?ed|undefined|undetermined|none|null|nan|n/?a)(?![^\\W_])|not[-_ ]", re.IGNORECASE
-)
+_OF_NO_CLASS = "(unknown|unk|unsure|unlabell?ed|undefined|undetermined|none|null|nan|n/?a)(?![^\\W_])"
+NO_CLASS, _NO_CLASS = (re.compile(each, re.IGNORECASE) for each in (_OF_NO_CLASS, f"{_OF_NO_CLASS}|not[-_ ]"))
 _FEW_ROWS = 20
 _FEW_SHARE = 0.005
 _MAX_LISTED = 5
@@ -233,7 +233,7 @@ def labels_of_no_class(balance: Sequence[Mapping[str, Any]], rows: int) -> Itera
     for label in filter(_NO_CLASS.match, counts):
         note = (
             f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / rows:.1%}) seems to name no class. "
-            "The model learns to predict it. Leave these rows out if you do not mean that."
+            f"The model learns to predict it. {shlex.quote(f'--label_map={label}=')} leaves these rows out."
         )
         yield Finding("labels_of_no_class", counts[label], rows, note, None, [label])
 
@@ -255,7 +255,10 @@ def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
     for label in rare[:_MAX_LISTED]:
         rows = f"{counts[label]} of {len(train):,} rows have label {shortened(label)}"
         near = difflib.get_close_matches(label, usual, n=1)
-        meant = f"; is it {shortened(near[0])} ({usual[near[0]]:,} rows)?" if near else "; they teach little."
+        meant = "; they teach little."
+        if near:
+            joins = f"--label_map {shlex.quote(f'{label}={near[0]}')} joins them."
+            meant = f"; is it {shortened(near[0])} ({usual[near[0]]:,} rows)? {joins}"
         notes.append(f"{rows}, first {first_location(train, label, problem_type)}{meant}")
     if len(rare) > _MAX_LISTED:
         notes.append(f"{len(rare) - _MAX_LISTED} more labels are as rare.")

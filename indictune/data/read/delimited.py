@@ -107,7 +107,9 @@ def cell_picker(
     if wanted.column_names and sample and len(sample[0]) != len(header):
         raise UserError("column-names-count", "", path, count=len(header), fields=len(sample[0]), columns=shown)
     try:
-        names = existing_columns(path, header, wanted, bad)
+        of_names = zip(*(row for row in sample if len(row) == len(header)), strict=True)
+        flags = [name.strip() for name, *cells in of_names if cells[1:] and {*cells} <= {"0", "1"}]
+        names = existing_columns(path, header, wanted, bad, flags)
     except UserError as error:
         is_missing = any(each.code == "column-missing" for each in error.problems)
         if wanted.column_names or not is_missing or not _looks_like_data(sample):

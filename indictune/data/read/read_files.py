@@ -119,7 +119,7 @@ def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wante
     """
     roles = wanted.roles
     guessed: dict[str, str] | None = None
-    present: dict[str, None] = {}  # an ordered set, for the message
+    present: dict[str, object] = {}  # the last value of each key, for the message
     for line, record in records:
         if not isinstance(record, dict):
             bad.add(line, "not-an-object", record, held=kind_of(record))
@@ -127,19 +127,21 @@ def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wante
         if guessed is None:
             guessed = usual_columns(list(record), roles)
             roles |= guessed
-        present.update(dict.fromkeys(record))
+        present.update(record)
         values = [
             joined_list(record.get(name)) if role in wanted.lists else record.get(name) for role, name in roles.items()
         ]
         nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
         if nested:
             held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
+            expected += ", or --problem_type multi_label_classification" if nested[0] == roles.get("label") else ""
             bad.add(line, "value-of-wrong-type", record, where=nested[0], held=held, expected=expected)
         else:
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
-            found = existing_columns(path, list(present), wanted, bad)
+            flags = [name for name, value in present.items() if str(value) in ("0", "1")]
+            found = existing_columns(path, list(present), wanted, bad, flags)
             for role in (guessed or {}).keys() - {role for role in found if found[role] == roles[role]}:
                 raise UserError("columns-unclear", value=path, column=found[role], other=roles[role], role=role)
 
@@ -209,6 +211,7 @@ RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)
 EXTENSIONS = (*DELIMITERS, *RECORD_EXTENSIONS, *SHEET_EXTENSIONS)
 # Rows held as Python objects before they become arrow arrays. This bounds the memory.
 CHUNK_ROWS = 20_000
+_FIRST_ROWS = 1_000
 
 Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
@@ -246,6 +249,21 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
         records = _without_half_emoji(values or _json_values(path, extension, bad), bad)
         batches = _batches(_record_rows(path, records, wanted, bad), wanted)
     yield from _checked(path, batches, bad)
+
+
+def holds_lists(path: str, label: str) -> bool:
+    """Whether the first rows of a json, parquet or arrow file all have lists in the column of the label."""
+    extension = checked_extension(path)
+    records: Iterator[Any] = iter(())
+    if extension in ARROW_EXTENSIONS:
+        records = (record for _, record in arrow_records(path, _FIRST_ROWS))
+    elif extension in RECORD_EXTENSIONS:
+        values = _json_by_columns(path) if extension == ".json" else None
+        records = (value for _, _, value in values or _json_values(path, extension, BadRows(path)))
+    first = [each for each in itertools.islice(records, _FIRST_ROWS) if isinstance(each, dict)]
+    name = usual_columns(list(first[0]), {"label": label}).get("label", label) if first else label
+    given = [each[name] for each in first if each.get(name) is not None]
+    return given != [] and all(isinstance(each, list) for each in given)
 
 
 def read_records(path: str, bad: BadRows) -> Iterator[Record]:

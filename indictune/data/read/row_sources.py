@@ -28,12 +28,13 @@ from indictune.data.columns import (
     shortened,
     text_batches,
     wanted_columns,
+    with_labels_of_columns,
 )
 from indictune.data.labels import MULTI_LABEL, look_like_lists
 from indictune.data.read.arrow_files import arrow_errors, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import files_named, saved_splits
-from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles
+from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles, holds_lists
 from indictune.errors import Problems, UserError, attributed_to
 from indictune.upstream import digest_of_split
 
@@ -288,6 +289,8 @@ def text_reader(args: TextArguments, problem_type: str | None) -> Read[pa.Record
     """Read labelled texts. Only rows of several labels may hold lists. The test split of a dataset may lack labels."""
     wanted = wanted_columns(args, *(["label"] if problem_type == MULTI_LABEL else []))
     required = dict(wanted.required)
+    if "label" not in required:
+        return lambda rows, bad: (with_labels_of_columns(batch, bad) for batch in rows.batches(wanted, bad))
     of_test = replace(wanted, optional={**wanted.optional, "label": required.pop("label")}, required=required)
     return lambda rows, bad: rows.batches(of_test if rows.split == "test" else wanted, bad)
 
@@ -299,9 +302,11 @@ def text_sources(args: DataArguments, problems: Problems) -> dict[str, Source[pa
 
 def gives_lists_of_labels(args: DataArguments) -> bool:
     """Whether the first rows of `--train_file` look as if each had several labels; False if they cannot be read."""
-    if not args.train_file:
-        return False
+    if not args.train_file or not isinstance(args.label_column, str):
+        return not isinstance(args.label_column, str)
     with Problems().collecting():  # they are reported when all rows are read
+        if holds_lists(files_named(args.train_file, "train")[1][0], args.label_column):
+            return True
         source = file_source(args.train_file, "--train_file", text_reader(args, None), "train")
         first = next(source.read(BadRows(source.name)), None)
         return first is not None and look_like_lists(set(first["label"].to_pylist()) - {None})
