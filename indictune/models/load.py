@@ -107,22 +107,14 @@ def set_config_dropout(config: PreTrainedConfig, probability: float | None) -> N
     The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
     are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
     """
-    for field in _dropout_fields(config) if probability is not None else ():
+    for field in dropout_of(config) if probability is not None else ():
         setattr(config, field, probability)
 
 
-def has_dropout(config: PreTrainedConfig) -> bool:
-    """Whether a model draws masks of dropout in training, by its configuration."""
-    return any(_dropout_fields(config).values())
-
-
-def _dropout_fields(config: PreTrainedConfig) -> dict[str, float | None]:
-    named = {field: value for field, value in config.to_dict().items() if "drop" in field}
-    return {
-        field: value
-        for field, value in named.items()
-        if value is None or (type(value) in (int, float) and 0 <= value <= 1)
-    }
+def dropout_of(config: PreTrainedConfig) -> dict[str, float | None]:
+    """The fields of a configuration that are dropout probabilities; None follows another one."""
+    named = ((field, value) for field, value in config.to_dict().items() if "drop" in field)
+    return {field: p for field, p in named if p is None or (type(p) in (int, float) and 0 <= p <= 1)}
 
 
 def set_module_dropout(model: nn.Module, probability: float | None) -> None:

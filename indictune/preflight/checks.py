@@ -20,7 +20,7 @@ from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
-from indictune.models.load import check_max_length, has_dropout, stored_quantisation
+from indictune.models.load import check_max_length, dropout_of, stored_quantisation
 from indictune.preflight.values import (
     check_evaluations,
     check_fixed_values,
@@ -228,7 +228,7 @@ def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
 def dropout_note(plan: AnyPlan) -> str:
     """What dropout does to a comparison of strategies; empty for one process, and for a model without dropout."""
     of_adapter = plan.model.lora_dropout if plan.model.method != "full" else 0.0
-    of_model = plan.model_config is not None and has_dropout(plan.model_config)
+    of_model = plan.model_config is not None and any(dropout_of(plan.model_config).values())
     draws = bool(of_adapter or of_model) if plan.model.dropout is None else plan.model.dropout > 0
     if plan.launch.world_size == 1 or not draws:
         return ""

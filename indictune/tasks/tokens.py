@@ -16,10 +16,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
-from indictune.data.cache import text_keys
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.health.encodings import damaged_rows
-from indictune.data.health.findings import repeated_rows, warning_notes
+from indictune.data.health.encodings import findings_of_split
+from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, measure
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences, tag_balance
 from indictune.data.text.tokenisation import check_lengths
@@ -140,9 +139,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
         made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
         check_unknown(train, rows.tokenizer, plan)
-        repeated = (repeated_rows(each, text_keys(each.texts)) for each in rows.splits.values())
-        found = [each for each in repeated if each.count]
-        found += [finding for each in rows.splits.values() for finding in damaged_rows(each)]
+        found = [finding for each in rows.splits.values() for finding in findings_of_split(each)]
         health = measure(rows.splits, rows.tokenizer, int(plan.data.max_length), found)
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")

@@ -12,7 +12,7 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat.conversations import chat_sources, load_conversations
-from indictune.data.health.encodings import DamagedTexts, damaged_rows
+from indictune.data.health.encodings import DamagedTexts, findings_of_split
 from indictune.data.load_rows import load_splits
 from indictune.data.sentences import Sentences
 from indictune.errors import Problems
@@ -147,7 +147,7 @@ def test_sentences_are_looked_at_too() -> None:
     lines = [4, 7, 9]
     words = pa.array([["nice", "film"], [WRONG["फिल्म"], "is"], ["ok"]])
     table = pa.table({"words": words, "tags": words, "language": ["en"] * 3, "line": lines})
-    (found,) = damaged_rows(Sentences(table, "t.conll", "--train_file", ()))
+    (found,) = findings_of_split(Sentences(table, "t.conll", "--train_file", ()))
     assert (found.name, found.count, found.of) == ("mojibake", 1, 3)
     assert "t.conll:7" in found.note
 

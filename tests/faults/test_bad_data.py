@@ -215,7 +215,7 @@ LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "bytes in the second line of a row": ("f.csv", HEAD + b'"c\n\xff",x\n' + GOOD, [(3, "not-utf8")]),
     "bytes in jsonl": ("f.jsonl", b'{"text": "\xff", "label": "x"}\n' + ROWS, [(1, "not-utf8")]),
     "a broken object": ("f.jsonl", ROWS + b'{"text": "c", \n', [(3, "invalid-json")]),
-    "an object over two lines": ("f.jsonl", b'{"text":\n"c"}\n' + ROWS, [(1, "invalid-json"), (2, "invalid-json")]),
+    "an object over two lines": ("f.jsonl", ROWS + b'{"text":\n"c"}\n', [(3, "invalid-json"), (4, "invalid-json")]),
     "two objects in a line": ("f.jsonl", ROWS + b"{} {}\n", [(3, "invalid-json")]),
     "single quotes": ("f.jsonl", ROWS + b"{'text': 'c'}\n", [(3, "invalid-json")]),
     "a line nested too deeply": ("f.jsonl", ROWS + b"[" * 100_000, [(3, "invalid-json")]),

@@ -253,7 +253,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that holds a checkpoint, and not two."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(disk)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import StoredRows
+from indictune.data.cache import StoredRows, text_keys
 from indictune.data.columns import shortened
-from indictune.data.health.findings import Finding
+from indictune.data.health.findings import Finding, repeated_rows
 
 # The first bytes of Indic letters, emoji and Arabic letters in UTF-8, read as Windows-1252 or Latin-1; and the
 # first two after a second such mistake. Few right texts have one, so that ftfy, which decides, reads few texts.
@@ -123,9 +123,10 @@ class DamagedTexts:
         return found
 
 
-def damaged_rows(rows: StoredRows) -> list[Finding]:
-    """The findings of a split that was read as a whole."""
+def findings_of_split(rows: StoredRows) -> list[Finding]:
+    """Repeated and damaged texts of a split that was read as a whole."""
     damaged = DamagedTexts()
     for number, text in enumerate(rows.texts):
         damaged.check(text, number)
-    return damaged.findings(rows.origin, rows, len(rows))
+    repeated = repeated_rows(rows, text_keys(rows.texts))
+    return [*([repeated] if repeated.count else []), *damaged.findings(rows.origin, rows, len(rows))]

@@ -317,7 +317,8 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
 def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[_Written]:
     beginning = _beginning_of(path)
     is_object = beginning.lstrip().startswith("{") and not (extension == ".json" and _LIST.match(beginning))
-    if is_object and (lines := _lines_of_object(path, beginning)) > 1:
+    leaves_lines_out = bad.skips_damage and extension != ".json"
+    if is_object and not leaves_lines_out and (lines := _lines_of_object(path, beginning)) > 1:
         raise UserError("json-object-on-lines", value=path, lines=lines)
     if is_object or extension != ".json":  # lines, as `datasets` and pandas write them
         return _json_lines(path, bad)
