@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from docs import house_map, plan_tables, strategy_files
+from docs import demo_output, house_map, plan_tables, strategy_files
 from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.commands.train import read_asked
 from indictune.config.recipe import read_recipe
@@ -242,6 +242,17 @@ def test_every_strategy_file_is_in_the_tables() -> None:
     assert [name for name in names if name not in strategies] == []
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in names if name.startswith("accelerate") and name not in readme] == []
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    """To the letter, but for the last digits of scores, which differ between kinds of CPU."""
+    (shown,) = demo_output.BLOCK.findall(demo_output.README.read_text(encoding="utf-8"))
+    number = re.compile(r"\d+\.\d+")
+    printed = demo_output.printed()
+    assert number.sub("#", shown) == number.sub("#", printed)
+    scores = [float(each) for each in number.findall(printed)]
+    assert [float(each) for each in number.findall(shown)] == pytest.approx(scores, abs=0.1)
 
 
 def test_the_readme_is_short() -> None:

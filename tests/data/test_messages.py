@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from indictune.data.chat.messages import RowError, is_prompt_text, messages_of
+from tests.ranks.launching import ROOT
 
 Row = dict[str, Any]
 
@@ -293,3 +295,21 @@ def test_what_a_row_holds_is_not_quoted_at_length() -> None:
     assert len(str(error_of({"messages": [{"role": "secret " * 20, "content": "a"}]}).details)) < 200
     many = str(error_of({f"key{number}": "a" for number in range(100)}).details["keys"])
     assert many.count("key") == 20
+
+
+def is_refused(line: str) -> bool:
+    try:
+        messages_of(json.loads(line))
+    except RowError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "learned"),
+    [("kto_messages", "true"), ("kto_alpaca", "true"), ("images", None), ("documents", None), ("chat_val", "")],
+)
+def test_of_a_file_only_answers_that_are_meant_are_learned(name: str, learned: str | None) -> None:
+    lines = (ROOT / f"tests/inputs/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not is_refused(line)]
+    assert kept == [line for line in lines if learned is not None and learned in line]

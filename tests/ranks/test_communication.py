@@ -19,10 +19,16 @@ PROTOCOL = {"ddp": 4_000, "fsdp2": 10_000, "zero1": 4_000, "zero2": 4_000, "zero
 IN_FP32 = [(strategy, dtype, "float32", steps) for strategy in STRATEGIES for dtype in BYTES for steps in (1, 2)]
 IN_BF16 = [(strategy, dtype, "bfloat16", 1) for strategy in STRATEGIES for dtype in BYTES]
 IN_BF16 += [("fsdp2", "float32", "bfloat16", 2)]
+IN_MORE = [(strategy, "float32", "float32", 1) for strategy in ("ddp", "fsdp2", "zero2")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "reduce_dtype", "weight_dtype", "accumulation_steps"), [*IN_FP32, *IN_BF16])
+@pytest.mark.parametrize(
+    ("strategy", "reduce_dtype", "weight_dtype", "accumulation_steps"),
+    [
+        pytest.param(*each, marks=pytest.mark.more if each in IN_MORE else pytest.mark.slow)
+        for each in (*IN_FP32, *IN_BF16)
+    ],
+)
 def test_a_rank_sends_what_the_formula_says(
     tmp_path: Path, strategy: str, reduce_dtype: str, weight_dtype: str, accumulation_steps: int
 ) -> None:

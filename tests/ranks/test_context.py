@@ -16,7 +16,6 @@ from tests.ranks.test_resume import stopped_copy
 
 Start = Callable[..., Run]
 
-pytestmark = pytest.mark.slow
 
 FULL = METHODS["full"]
 SAMPLES = ("--num_sample_generations", "2", "--max_new_tokens", "5")
@@ -40,6 +39,7 @@ def assert_alike(one: Run, other: Run) -> None:
     assert distance(one.weights, other.weights) <= 1e-3 * distance(one.weights, one.weights_at(1))
 
 
+@pytest.mark.more
 def test_a_pair_trains_the_model_of_one_process(run: Start) -> None:
     """It computes tokens as often as one process does, and its model writes the same samples."""
     one, two = run("single", 1, *FULL, *MICRO_BATCH_OF_12, *SAMPLES), run("fsdp2_cp", 2, *FULL, *SAMPLES)
@@ -48,6 +48,7 @@ def test_a_pair_trains_the_model_of_one_process(run: Start) -> None:
     assert (two.folder / "samples.jsonl").read_text() == (one.folder / "samples.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_four_ranks_share_a_row(run: Start, chats: Path, tmp_path: Path) -> None:
     """The last micro-batch of an epoch has a row of two tokens for four ranks."""
     shipped = (ROOT / "accelerate_configs/fsdp2_cp.yaml").read_text(encoding="utf-8")
@@ -58,6 +59,7 @@ def test_four_ranks_share_a_row(run: Start, chats: Path, tmp_path: Path) -> None
     assert_alike(run("single", 1, *FULL, *MICRO_BATCH_OF_12, *SAMPLES), four)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("fsdp2_cp", "fsdp2"), ("fsdp2_cp", "single"), ("fsdp2", "fsdp2_cp")])
 def test_another_split_resumes(run: Start, chats: Path, tmp_path: Path, before: str, after: str) -> None:
     stopped = stopped_copy(run(before, 2, *FULL, *SAMPLES), tmp_path / "run", 5)
@@ -68,6 +70,7 @@ def test_another_split_resumes(run: Start, chats: Path, tmp_path: Path, before: 
     assert_alike(run("single", 1, *FULL, *MICRO_BATCH_OF_12, *SAMPLES), resumed)
 
 
+@pytest.mark.slow
 def test_a_pair_evaluates_a_saved_model(run: Start, chats: Path, tmp_path: Path) -> None:
     one = run("single", 1, *FULL, *MICRO_BATCH_OF_12, *SAMPLES)
     files = ["--test_file", str(chats.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
@@ -79,6 +82,7 @@ def test_a_pair_evaluates_a_saved_model(run: Start, chats: Path, tmp_path: Path)
     assert found["num_tokens"] == expected["num_tokens"]
 
 
+@pytest.mark.slow
 def test_classifiers_are_refused(job: Path, tmp_path: Path) -> None:
     command = [*accelerate("fsdp2_cp", 2), SCRIPT, "--config", str(job), "--output_dir", str(tmp_path)]
     result = start(command)
@@ -86,6 +90,7 @@ def test_classifiers_are_refused(job: Path, tmp_path: Path) -> None:
     assert result.stderr.count("not-under-context") == 1
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_a_gradient_that_is_not_summed(run: Start, chats: Path, tmp_path: Path) -> None:
     mutant = token_sharing.unsummed_gradients.__name__
     flags = ("--config", str(chats), *FULL, "--max_steps", "3")

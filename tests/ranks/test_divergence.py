@@ -23,8 +23,13 @@ def test_sound_copies_are_alike(run_under: Callable[..., Run], strategy: str) ->
     assert len(run.log) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ddp", 3), ("tp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        pytest.param("ddp", 2, marks=pytest.mark.more),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("ddp", 3), ("tp", 2))),
+    ],
+)
 def test_a_flipped_bit_stops_the_run_before_it_is_saved(job: Path, tmp_path: Path, strategy: str, ranks: int) -> None:
     flags = ["--config", str(job), *CHECKED, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path)]
     result = start([*accelerate(strategy, ranks), mutants.__file__, *flags], {"MUTANT": mutants.flipped_bit.__name__})

@@ -17,8 +17,6 @@ from tests.ranks.agents import SHORT_WAITS, Agents
 from tests.ranks.launching import SCRIPT, Run, distance, free_port
 from tests.ranks.test_parity import OF_METRICS, OF_THE_CHANGE, RELATIVE
 
-pytestmark = pytest.mark.slow
-
 STEPS = 30
 STEPS_OF_EPOCH = 5
 FLAGS = ("--max_steps", str(STEPS), "--save_steps", "3", "--save_total_limit", "30")
@@ -80,6 +78,7 @@ def unchanged(run_under: Callable[..., Run]) -> Run:
     return run_under("single", 1, *FLAGS)
 
 
+@pytest.mark.slow
 def test_agents_are_killed_and_come_back(elastic: Elastic, unchanged: Run) -> None:
     """24 rows divide by 1, 2 and 4 micro-batches of 6 rows, and not by 3: one of three processes idles."""
     agents = elastic()
@@ -99,6 +98,7 @@ def test_agents_are_killed_and_come_back(elastic: Elastic, unchanged: Run) -> No
     assert worlds == {1, 2}
 
 
+@pytest.mark.slow
 def test_torchruns_own_store_serves_if_the_first_agent_stays(elastic: Elastic, unchanged: Run) -> None:
     """No agent can join then: torchrun (torch 2.13) gives it no address, and fails after a minute."""
     endpoint = f"127.0.0.1:{free_port()}"
@@ -130,6 +130,7 @@ def etcd_endpoint(tmp_path: Path) -> Iterator[str]:
         server.kill()
 
 
+@pytest.mark.slow
 def test_etcd_serves_and_any_agent_may_be_lost(elastic: Elastic, unchanged: Run, etcd_endpoint: str) -> None:
     over_etcd = ("--rdzv-backend", "etcd-v2", "--rdzv-endpoint", etcd_endpoint, "--rdzv-conf", SHORT_WAITS)
     agents = elastic(*over_etcd)
@@ -142,6 +143,7 @@ def test_etcd_serves_and_any_agent_may_be_lost(elastic: Elastic, unchanged: Run,
     check_same_run(agents, unchanged)
 
 
+@pytest.mark.more
 def test_an_agent_that_is_asked_to_stop_loses_no_step(elastic: Elastic, unchanged: Run) -> None:
     agents = elastic("--max-restarts", "2")
     agents.start("a", "b")

@@ -13,8 +13,6 @@ from tests.ranks.nodes import FIRST, on_nodes
 from tests.ranks.test_parity import PLAIN, RELATIVE, differences
 from tests.ranks.test_resume import stopped_copy
 
-pytestmark = pytest.mark.slow
-
 Start = Callable[..., Run]
 
 
@@ -30,6 +28,7 @@ def copies(launcher: list[str], job: Path, tmp_path_factory: pytest.TempPathFact
     return train(launcher, tmp_path_factory.mktemp("copies"), "--config", str(job))
 
 
+@pytest.mark.more
 def test_a_checkpoint_has_each_weight_once(run_under: Start, copies: Run) -> None:
     folder = "checkpoint-3/pytorch_model_fsdp_0"
     written, shards = (
@@ -39,6 +38,7 @@ def test_a_checkpoint_has_each_weight_once(run_under: Start, copies: Run) -> Non
     assert written == pytest.approx(shards, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "fsdp2"])
 def test_others_resume_a_checkpoint(copies: Run, job: Path, tmp_path: Path, strategy: str) -> None:
     command = python() if strategy == "single" else accelerate(strategy, 2)
@@ -48,6 +48,7 @@ def test_others_resume_a_checkpoint(copies: Run, job: Path, tmp_path: Path, stra
         assert resumed.series(name) == pytest.approx(copies.series(name), rel=RELATIVE)
 
 
+@pytest.mark.slow
 def test_copies_evaluate_exactly(copies: Run, launcher: list[str], job: Path, tmp_path: Path) -> None:
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
     result = start([*launcher, "indictune/__main__.py", "evaluate", "--model", str(copies.folder), *files])
@@ -55,6 +56,7 @@ def test_copies_evaluate_exactly(copies: Run, launcher: list[str], job: Path, tm
     assert Run(tmp_path).metrics["test"]["loss"] == pytest.approx(copies.metrics["eval"]["loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_shipped_file_makes_a_copy_a_node(run_under: Start, job: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = ["--config_file", "accelerate_configs/hsdp.yaml", "--num_machines", "2", "--num_processes", "4"]

@@ -50,8 +50,13 @@ def of_same_run(run_under: Start, out: Path, ended: list[Ended]) -> bool:
     return differences(run_under("single", 1, *PLAIN), run) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(name, marks=pytest.mark.more if name == "accelerate fsdp2" else pytest.mark.slow)
+        for name in LAUNCHERS
+    ],
+)
 def test_two_nodes_give_the_run_of_one_process(run_under: Start, job: Path, tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "out"
     train = [SCRIPT, "--config", str(job), "--output_dir", str(out)]

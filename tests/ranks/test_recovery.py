@@ -9,7 +9,7 @@ import pytest
 from benchmarks.recovery import SNAPSHOT_STEPS, measure, summary
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_killed_node_costs_the_steps_since_the_last_snapshot(tmp_path: Path) -> None:
     kills = measure(tmp_path / "run", kills=1, snapshot_steps=SNAPSHOT_STEPS)
     found = summary(kills)

@@ -13,8 +13,6 @@ from tests.ranks.launching import SCRIPT, Run
 from tests.ranks.test_elastic import last_step
 from tests.ranks.test_parity import RELATIVE
 
-pytestmark = pytest.mark.slow
-
 FLAGS = ("--max_steps", "12", "--save_steps", "12")
 SNAPSHOTS = ("--snapshot_steps", "2")
 # Both nodes' copies to the disk, before torchrun starts them again.
@@ -32,6 +30,7 @@ def agents(job: Path, tmp_path: Path) -> Iterator[Agents]:
     made.close()
 
 
+@pytest.mark.more
 def test_a_lost_nodes_part_comes_from_its_neighbour(agents: Agents, run_under: Callable[..., Run]) -> None:
     agents.start("a", "b")
     agents.wait_for(lambda: last_step(agents) >= 5)

@@ -1,0 +1,32 @@
+"""What `make demo` prints when it has trained, in README.md.
+
+    python -m docs.demo_output    # runs the demo, and writes README.md: a minute
+
+The scores differ a little between kinds of CPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BLOCK = re.compile(r"(?<=indictune train recipes/sentiment/demo\.yaml\n```\n\n```text\n).*?(?=```\n)", re.DOTALL)
+
+
+def printed() -> str:
+    """The last lines of a demo that is run now: from its last step to the folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "indictune", "train", "recipes/sentiment/demo.yaml", "--output_dir", folder]
+        done = subprocess.run(command, cwd=README.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        lines = done.stdout.decode().replace(folder, "outputs/demo").splitlines()
+    start = max(number for number, line in enumerate(lines) if re.match(r"step (\d+) of \1: validation", line))
+    return "\n".join(lines[start:]).strip() + "\n"
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    README.write_text(BLOCK.sub(lambda _: printed(), text), encoding="utf-8")
