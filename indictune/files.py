@@ -96,19 +96,23 @@ def json_or_nothing(path: Path) -> dict[str, Any]:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is either the old one or the new one, never a part; errors as of `LineFile`."""
-    with LineFile(path) as file:
-        file.append(content)
+    whole = content if isinstance(content, bytes) else _encoded(content)
+    with LineFile(path, len(whole)) as file:
+        file.append(whole)
 
 
 class LineFile:
     """A file that is written text by text, and is either the old one or, at the end of the block, the new one.
 
+    Args:
+        whole_bytes: its size, if that is known; an error names it.
+
     Raises:
         OSError: it names the file. If the disk refused it, it also has the bytes that are needed and free.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, whole_bytes: int = 0) -> None:
+        self.path, self._whole = path, whole_bytes
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         self._needed = 0
 
@@ -145,7 +149,7 @@ class LineFile:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise _named(error, self.path, self._needed) from error
+                raise _named(error, self.path, max(self._needed, self._whole)) from error
             raise
 
 
