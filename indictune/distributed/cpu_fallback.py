@@ -32,6 +32,7 @@ def start_on_gloo(launch: Launch, timeout_s: int) -> dict[str, Any]:
         return {"use_cpu": True}
     timeout = timedelta(seconds=timeout_s)
     if engine_of(launch.strategy).startswith("zero"):
+        os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         PartialState(cpu=False, backend="gloo", timeout=timeout)
     else:

@@ -93,7 +93,7 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
         from indictune.distributed import zero
 
         if is_on_cpu:
-            os.environ["DS_ACCELERATOR"] = "cpu"
+            os.environ["DS_ACCELERATOR"] = "cpu"  # now already: it says which operators there are
         zero.load_operators(launch)
     join(environ, "gloo" if is_on_cpu else None, timeout_s)
     return from_file | (cpu_fallback.start_on_gloo(launch, timeout_s) if is_on_cpu else {})
