@@ -235,7 +235,7 @@ def _trace(args: ExportFlags, model: PreTrainedModel, inputs: list[str], graph: 
 
 
 def _drop_notes_of(graph: Path) -> None:
-    """Drop what the exporter notes beside each operator: the lines of this machine's files that it comes from."""
+    """Remove the exporter's notes on each operator: they name lines of this machine's files."""
     import onnx
 
     def drop(message: Any) -> None:

@@ -25,7 +25,7 @@ from indictune.prediction.labelled_rows import label_texts
 from indictune.prediction.served_classifier import load_served_classifier
 from indictune.serving.app import create_app
 from tests.first_hour.saved_models import saved_classifier
-from tests.ranks.launching import begin, free_port
+from tests.ranks.launching import free_port, running
 
 WORDS = ["यह", "फिल्म", "बहुत", "अच्छी", "थी", "ఈ", "సినిమా", "చాలా", "బాగుంది", "worst", "MOVIE", "ever", "😂"]
 TEXTS = [f"{WORDS[n % 12]} {WORDS[n * 7 % 12]} {WORDS[n * 5 % 11]} {n}" for n in range(200)]
@@ -41,8 +41,8 @@ def serving(model: Path, *flags: str) -> Iterator[tuple[str, Any]]:
     """The address of a server, when it answers, and its process."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = begin(["indictune/__main__.py", "serve", str(model), "--port", str(port), *flags], environment)
-    try:
+    command = ["indictune/__main__.py", "serve", str(model), "--port", str(port), *flags]
+    with running(command, environment) as process:
         for _ in range(1000):
             try:
                 httpx2.get(f"{url}/health")
@@ -50,10 +50,6 @@ def serving(model: Path, *flags: str) -> Iterator[tuple[str, Any]]:
             except httpx2.ConnectError:
                 time.sleep(0.02)
         yield url, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

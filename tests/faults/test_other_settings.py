@@ -183,7 +183,7 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
 
 @pytest.mark.more
 def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, tmp_path: Path) -> None:
-    """Even after a refused command, and with more epochs, which are told."""
+    """Even after a command that was refused. It says that more epochs were asked for."""
     out = shutil.copytree(finished_run.folder, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name not in ("status.json", "logs")}
     command = [*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out)]

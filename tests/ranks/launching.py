@@ -12,6 +12,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +125,18 @@ def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[s
         return Forked(command, environment)
     nothing, kept = subprocess.DEVNULL, subprocess.PIPE
     return subprocess.Popen([*python(), *command], cwd=ROOT, env=environment, stdout=nothing, stderr=kept, text=True)
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str] | Forked]:
+    """A script in the background, as of `begin`, which is killed at the end of the block."""
+    process = begin(command, environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.ranks.launching import begin, free_port
+from tests.ranks.launching import free_port, running
 from tests.serving.slow_server import BODY_S, HEAD_S, IDLE_S
 
 SLOW_S = 0.02  # the model's time for a text
@@ -29,8 +29,7 @@ def served(folder: Path, *flags: str) -> Iterator[tuple[int, Any]]:
     port = free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = ["tests/serving/slow_server.py", str(SLOW_S), str(folder), "--port", str(port), *flags]
-    process = begin(command, environment)
-    try:
+    with running(command, environment) as process:
         while True:
             try:
                 socket.create_connection((HERE, port)).close()
@@ -39,10 +38,6 @@ def served(folder: Path, *flags: str) -> Iterator[tuple[int, Any]]:
                 assert process.poll() is None, process.communicate()[1]
                 time.sleep(0.02)
         yield port, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
