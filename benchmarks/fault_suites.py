@@ -1,4 +1,4 @@
-"""Rows 11, 12, 14, 15 and 16 of the fault scoreboard: files, flags and names, which our tests try."""
+"""Rows of the fault scoreboard that our tests try: files, flags and names, a server, and what leaves the machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ SUITES = {
     "14": ("tests/faults/test_canaries.py",),
     "15": ("tests/faults/test_tokens.py",),
     "16": ("tests/faults/test_hostile_names.py",),
+    "18": ("tests/serving/test_public_server.py", "tests/serving/test_limits.py"),
+    "19": ("tests/hub/test_no_texts.py", "tests/first_hour/test_vocabulary.py", "tests/commands/test_export_onnx.py"),
 }
 
 

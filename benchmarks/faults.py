@@ -1,12 +1,14 @@
-"""The fault scoreboard: sixteen things that can happen to a run, for our script and for the stock Trainer.
+"""The fault scoreboard: nineteen things that can happen to a run, for our script and for the stock Trainer.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.faults [--counts short|full] [--rows 1 3 ...]
+    OMP_NUM_THREADS=1 python -m benchmarks.faults [--counts short|full] [--rows 1 3 ...] [--contender ours]
 
-The short counts take ten minutes on 2 cores, the full ones hours. `--rows` writes a separate result file.
+The short counts take ten minutes on 2 cores, the full ones hours. `--rows` and `--contender` write a separate result
+file.
 
 Each run trains the built-in BERT on 32 rows for 8 steps in 2 epochs and saves each step. After a fault it is started
 again until a start succeeds or three have failed. `Job.verdict` defines `exact` and the other
-outcomes. Rows 11, 12, 14, 15 and 16 count our tests; the stock stack's figures for them are in the result files.
+outcomes. Rows 11, 12, 14, 15, 16, 18 and 19 count our tests; for the first five, the stock stack's figures are in the
+result files.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fault_launches, fault_numbers, fault_rows, fault_sizes, fault_stops
+from benchmarks import fault_builds, fault_launches, fault_numbers, fault_rows, fault_sizes, fault_stops
 from benchmarks.environment import environment, write_results
 from benchmarks.fault_contenders import DDP, FSDP2, ONE, ZERO2, ZERO3_OFFLOAD, Contender, contenders
 from benchmarks.fault_runs import Counts, Found
@@ -60,6 +62,7 @@ _COUNTS = {
     "every change of launch": (3, 1),
     "many rows": (20_000, 2_000_000),
     "steps of many rows": (0, 5_000),
+    "kills of a build": (0, 20),
 }
 COUNTS = {name: {key: pair[number] for key, pair in _COUNTS.items()} for number, name in enumerate(("short", "full"))}
 RUN_ROWS: dict[str, tuple[str, Callable[[Contender, Counts, Path], Found]]] = {
@@ -74,6 +77,7 @@ RUN_ROWS: dict[str, tuple[str, Callable[[Contender, Counts, Path], Found]]] = {
     "9": ("resume after any step", fault_launches.resumes),
     "10": ("another launch", fault_launches.other_launches),
     "13": ("millions of rows", fault_sizes.many_rows),
+    "17": ("SIGKILL in a build", fault_builds.kills_of_builds),
 }
 SUITE_ROWS = {
     "11": "wrong configuration",
@@ -81,11 +85,11 @@ SUITE_ROWS = {
     "14": "code in a file",
     "15": "token",
     "16": "hostile name",
+    "18": "public server",
+    "19": "what leaves the machine",
 }
 TITLES = {row: title for row, (title, _) in RUN_ROWS.items()} | SUITE_ROWS
-NOT_RUN: Found = {
-    "not run": "the stock stack's figures are in benchmarks/results/*-faults-full-rows-11-12-14-15-16.json"
-}
+NOT_RUN: Found = {"not run": "see benchmarks/results/2026-11-23-amd-epyc-2-cores-faults-full-rows-11-12-14-15-16.json"}
 Part = Callable[[Path], Found]
 
 
@@ -146,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", choices=COUNTS, default="short")
     parser.add_argument("--rows", choices=sorted(TITLES, key=int), nargs="+", default=sorted(TITLES, key=int))
+    parser.add_argument("--contender", choices=("ours", "stock Trainer"), help="only this one; default: both")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it, and its runs
     since = time.monotonic()
@@ -153,15 +158,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
         both = contenders(Path(work))
         start([*python(), "benchmarks/stock_trainer.py", "--help"])  # starts the server that both threads fork from
-        todo = {cell: each for cell, each in parts(*both, COUNTS[options.counts]).items() if cell[0] in options.rows}
+        titles = [each.title for each in both if options.contender in (None, each.title)]
+        wanted = {(row, title) for row in options.rows for title in titles}
+        todo = {cell: each for cell, each in parts(*both, COUNTS[options.counts]).items() if cell in wanted}
         futures = {cell: [pool.submit(fill, cell, part) for part in each] for cell, each in todo.items()}
         filled = {cell: dict(ChainMap(*[each.result() for each in found[::-1]])) for cell, found in futures.items()}
-    titles = [contender.title for contender in both]
     results = {row: {title: filled[row, title] for title in titles} for row in options.rows}
     print(scoreboard(results, titles))
     name = "faults" if options.counts == "short" else "faults-full"
     if options.rows != parser.get_default("rows"):
         name += f"-rows-{'-'.join(options.rows)}"
+    if options.contender:
+        name += f"-{options.contender.replace(' ', '-').lower()}"
     seconds = round(time.monotonic() - since)
     found = {"environment": about, "counts": COUNTS[options.counts], "seconds": seconds, "faults": results}
     print(write_results(name, found))

@@ -246,14 +246,15 @@ def plan_of(*words: str) -> Any:
     return plan_of_rows(read_recipe(["--output_dir", "out", *words], Classification.arguments), Classification())
 
 
+@pytest.mark.parametrize("flag", ["--train_file", "--train_files"])
 @pytest.mark.parametrize("name", ["labels_list.jsonl", "labels_list_of_ids.jsonl", "columns.json", "lists.parquet"])
-def test_lists_are_several_labels_unasked(name: str) -> None:
+def test_lists_are_several_labels_unasked(name: str, flag: str) -> None:
     path = INPUTS / name if (INPUTS / name).exists() else Path(name)
     if name == "columns.json":
         path.write_text(json.dumps({"text": {"0": "x", "1": "y"}, "labels": {"0": ["a"], "1": ["b", "a"]}}))
     elif name == "lists.parquet":
         pq.write_table(pa.table({"text": ["x", "y"], "label": [[3], [7, 3]]}), path)
-    plan, problems = plan_of("--train_file", str(path))
+    plan, problems = plan_of(flag, str(path))
     assert (plan.data.problem_type, problems) == (MULTI, [])
     assert len(load_splits(plan.data).labels) == {"columns.json": 2, "lists.parquet": 2}.get(name, 3)
 

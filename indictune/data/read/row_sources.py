@@ -301,13 +301,16 @@ def text_sources(args: DataArguments, problems: Problems) -> dict[str, Source[pa
 
 
 def gives_lists_of_labels(args: DataArguments) -> bool:
-    """Whether the first rows of `--train_file` look as if each had several labels; False if they cannot be read."""
-    if not args.train_file or not isinstance(args.label_column, str):
-        return not isinstance(args.label_column, str)
+    """Whether the first rows of the training files look as if each had several labels; False if none can be read."""
+    if not isinstance(args.label_column, str):
+        return True
     with Problems().collecting():  # they are reported when all rows are read
-        if holds_lists(files_named(args.train_file, "train")[1][0], args.label_column):
+        named = args.train_file or [file for each in entries_of(args.train_files) for file in each.files]
+        if not named:
+            return False
+        if holds_lists(files_named(named, "train")[1][0], args.label_column):
             return True
-        source = file_source(args.train_file, "--train_file", text_reader(args, None), "train")
+        source = file_source(named, "--train_file", text_reader(args, None), "train")
         first = next(source.read(BadRows(source.name)), None)
         return first is not None and look_like_lists(set(first["label"].to_pylist()) - {None})
     return False
