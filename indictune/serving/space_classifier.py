@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from indictune.serving.gradio_pages import SERVER, Answer, Classify, classifier_
 
 
 def classifying(folder: Path) -> Classify:
-    """Labels a text. The saved tokenizer cleans and cuts it as in training."""
+    """Labels a text, cleaned and cut by its tokenizer as in training. A score that is no number: `ValueError`."""
     run: Any = pipeline("text-classification", str(folder), top_k=None)
     kind = run.model.config.problem_type
     threshold = getattr(run.model.config, "threshold", 0.5)
@@ -22,6 +23,8 @@ def classifying(folder: Path) -> Classify:
         if not text.strip():
             return Answer("", None, language)
         scores = {each["label"]: float(each["score"]) for each in run([text], truncation=True)[0]}
+        if not all(map(math.isfinite, scores.values())):
+            raise ValueError(f"{folder} gives scores that are no numbers: its weights are broken.")
         if kind == "regression":
             return Answer(f"{next(iter(scores.values())):.4g}", None, language)
         if kind == "multi_label_classification":

@@ -21,6 +21,7 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from indictune.cli import main
 from indictune.commands.demo import DemoFlags, demo_app
@@ -216,6 +217,18 @@ def test_the_limits_of_a_page_hold_in_its_server_too() -> None:
     finally:
         page.close(verbose=False)
     assert [len(text) for text in read] == [10_000]
+
+
+@needs_gradio
+def test_a_space_whose_weights_are_broken_labels_nothing(classifier: Path, tmp_path: Path) -> None:
+    from indictune.serving.space_classifier import classifying
+
+    folder = Path(shutil.copytree(classifier, tmp_path / "broken"))
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.bias"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="no numbers"):
+        classifying(folder)(TEXT)
 
 
 def answer_of(client: httpx2.Client, text: str) -> tuple[str, str]:

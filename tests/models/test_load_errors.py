@@ -65,6 +65,8 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         ({"model_type": ["bert"]}, "TypeError: unhashable type: 'list'"),
         ({"num_attention_heads": 0}, "num_attention_heads of its config.json is 0"),
         ({"num_hidden_layers": -1}, "num_hidden_layers of its config.json is -1"),
+        ({"vocab_size": 10**15}, "vocab_size of its config.json is 1000000000000000"),
+        ({"threshold": "half"}, "threshold of its config.json is 'half'"),
         ({"architectures": [1]}, "architectures of its config.json is [1]"),
         ({"pad_token_id": 10**9}, "AssertionError: Padding_idx"),
         ({"quantization_config": "x"}, "AttributeError: 'str' object has no attribute 'to_dict'"),
