@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from indictune.config.command_line import (
     LAUNCHED_BY,
     SCRIPTS,
+    STATUS_FILE,
     WORDS,
     flags_of,
     load_recipe,
@@ -28,6 +30,7 @@ from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
+from indictune.files import json_or_nothing
 from indictune.stop_signals import OF_SCHEDULERS, killed_processes
 from indictune.supervise import run_folder
 from indictune.versions import FOLDER, as_seen_from_here, recipes, script
@@ -250,16 +253,18 @@ def _run_alone(command: Sequence[str], asked: Asked, launcher: Launcher) -> int:
 
 
 def _run(command: Sequence[str], output_dir: Path) -> int:
-    """Run a launcher. Exit codes of ranks do not survive it, so `status.json` gives the code."""
+    """Run a launcher. Exit codes of ranks do not survive it, so what rank 0 wrote here, or in the folder, gives it."""
     began = time.time()
-    code = _wait_for(command)
-    state = run_folder.status_since(output_dir, began).get("state")
+    with TemporaryDirectory(prefix="indictune-") as folder:
+        status = Path(os.environ.get(STATUS_FILE, f"{folder}/status.json"))
+        code = _wait_for(command, status)
+        state = (json_or_nothing(status) or run_folder.status_since(output_dir, began)).get("state")
     return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
 
 
-def _wait_for(command: Sequence[str]) -> int:
-    environ = {**os.environ, LAUNCHED_BY: str(os.getpid())}
-    with subprocess.Popen(command, env=environ) as launched:
+def _wait_for(command: Sequence[str], status: Path | None = None) -> int:
+    own = {LAUNCHED_BY: str(os.getpid())} | ({} if status is None else {STATUS_FILE: str(status)})
+    with subprocess.Popen(command, env={**os.environ, **own}) as launched:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
         for number in OF_SCHEDULERS:
             signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))
