@@ -178,16 +178,12 @@ class Record:
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add a line. Warn the first time that the disk refuses one."""
         try:
-            _add(self.path, _encoded(json_line(entry)))
+            with self.path.open("ab") as file:
+                file.write(_encoded(json_line(entry)))
         except OSError as error:
             if not self._warned:
                 logger.warning("%s cannot be written: %s. The run continues.", self.path, error.strerror)
             self._warned = True
-
-
-def _add(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)
 
 
 def json_line(entry: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
@@ -83,7 +82,8 @@ class Manifest:
     def to_json(self) -> str:
         """The text of `manifest.json`, which ends with a digest of the rest."""
         content = asdict(self)
-        return json.dumps({**content, "sha256": _digest_of(content)}, indent=2, ensure_ascii=False) + "\n"
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return json.dumps({**content, "sha256": digest}, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -105,10 +105,6 @@ class Manifest:
     def bytes(self) -> int:
         """Size of all files together."""
         return sum(entry.bytes for entry in self.files.values())
-
-
-def _digest_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def path_of(output_dir: Path, step: int) -> Path:

@@ -22,7 +22,7 @@ from indictune.errors import Problems, UserError, problem
 SEPARATOR = "|"  # of the labels of one row
 KEPT = "kept:"  # begins the role of a column that `predict` repeats in its output
 FLAG_OF_LABEL = "label:"  # begins the role of a column of 0 and 1 that says which rows have a label
-_FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+ON_OFF = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 # Role, which is the default name of its column -> names that mean the same, without a plural's s.
@@ -138,7 +138,7 @@ def with_labels_of_columns(batch: pa.RecordBatch, bad: BadRows) -> pa.RecordBatc
     names = [name.removeprefix(FLAG_OF_LABEL) for name in batch.schema.names if name.startswith(FLAG_OF_LABEL)]
     labels, is_good = list[object](), list[bool]()
     for index, cells in enumerate(zip(*(batch[f"{FLAG_OF_LABEL}{name}"].to_pylist() for name in names), strict=True)):
-        values = [_FLAGS.get((cell or "").strip().lower()) for cell in cells]
+        values = [ON_OFF.get((cell or "").strip().lower()) for cell in cells]
         given = joined_list([name for name, is_on in zip(names, values, strict=True) if is_on])
         labels.append(given if any(cells) else None)
         is_good.append(None not in values or not any(cells))

@@ -21,7 +21,7 @@ from indictune.config.command_line import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.cache import MAX_LISTED_ROWS, StoredRows
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.columns import NUMBER, SEPARATOR, label_key, names_by_key, normalise_label, shortened
+from indictune.data.columns import NUMBER, ON_OFF, SEPARATOR, label_key, names_by_key, normalise_label, shortened
 from indictune.errors import Problem, Problems, UserError, problem
 
 REGRESSION = "regression"
@@ -162,9 +162,9 @@ def items_of_labels(labels: Collection[str], mark: str | None, known: Collection
     Lists of 0 and 1 that all have one length say of each label if the row has it.
     """
     items = {label: _items(label, None if label in known else mark) for label in labels}
-    are_flags = all(of_row[1:] and {*of_row} <= {"0", "1"} for of_row in items.values())
-    if are_flags and len({*map(len, items.values())}) == 1:
-        items = {label: [str(place) for place, each in enumerate(row) if each == "1"] for label, row in items.items()}
+    flags = {label: [ON_OFF.get(each.lower()) for each in of_row] for label, of_row in items.items()}
+    if all(of_row[1:] and None not in of_row for of_row in flags.values()) and len({*map(len, flags.values())}) == 1:
+        items = {label: [str(place) for place, is_on in enumerate(row) if is_on] for label, row in flags.items()}
     return items
 
 
@@ -273,6 +273,12 @@ def first_location(rows: StoredRows, label: str, problem_type: str | None) -> st
     """Where the first row with a label stands: `file:line`."""
     written = (each for each in rows.table["label"].unique().to_pylist() if label in names([each], problem_type))
     return rows.location(int(pc.index(rows.table["label"], next(written)).as_py()))
+
+
+def with_counts(labels: Sequence[str], counts: Mapping[str, int]) -> str:
+    """The first labels, each with its number of rows or words."""
+    more = [f"and {len(labels) - MAX_LISTED_ROWS:,} more"] if len(labels) > MAX_LISTED_ROWS else []
+    return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
 
 
 def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
 from indictune.data.columns import existing_columns, seen, wanted_columns
 from indictune.data.health.findings import shares_of_languages
+from indictune.data.labels import with_counts
 from indictune.data.languages import language_of
 from indictune.data.read.conll import conll_sentences
 from indictune.data.read.open_files import files_named, kind_of_file
@@ -25,6 +27,8 @@ from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles
 from indictune.data.read.row_sources import SPLITS, builtin_files
 from indictune.data.row_choice import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
+
+logger = logging.getLogger(__name__)
 
 BUILTIN = "builtin:names"
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
@@ -93,23 +97,25 @@ def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, 
 
 
 def tag_balance(sentences: Sentences) -> tuple[list[dict[str, Any]], list[str]]:
-    """Words of each language and tag with their share of the language's words, and sentences for the user about it."""
-    of_language, of_both = Counter[str](), Counter[tuple[str, str]]()
+    """Words of each language and tag with their share of the language's words, and sentences for the user about it.
+
+    The tags are told.
+    """
+    of_language, of_both, of_tag = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
     columns = (sentences.table[name].to_pylist() for name in ("language", "tags"))
     for language, tags in zip(*columns, strict=True):
         of_language[language] += len(tags)
         of_both.update((language, tag) for tag in tags)
-    return shares_of_languages(of_both, of_language), list(_tag_notes({tag for _, tag in of_both}))
+        of_tag.update(tags)
+    logger.info("tags: %s", with_counts(sorted(of_tag), of_tag))
+    return shares_of_languages(of_both, of_language), _tag_notes({*of_tag})
 
 
-def _tag_notes(tags: set[str]) -> Iterator[str]:
+def _tag_notes(tags: set[str]) -> list[str]:
     """That tags such as BPER and IPER are no B-PER and I-PER."""
-    glued = sorted(tag for tag in tags if tag[1:].isupper() and {f"B{tag[1:]}", f"I{tag[1:]}"} <= tags)
-    if glued:
-        yield (
-            f"Tags {', '.join(glued)} are entities of {len(glued)} kinds, because none has the form B-KIND or I-KIND. "
-            f"If they begin and continue one kind, write {glued[0][0]}-{glued[0][1:]} and so on."
-        )
+    glued = sorted(tag for tag in tags if len(tag) > 1 and tag.isalpha() and {f"B{tag[1:]}", f"I{tag[1:]}"} <= tags)
+    kinds = f"Tags {', '.join(glued)} are entities of {len(glued)} kinds, because none has the form B-KIND or I-KIND. "
+    return [f"{kinds}If they begin and continue one, write {glued[0][0]}-{glued[0][1:]} and so on."] if glued else []
 
 
 def _are_texts(values: object) -> TypeGuard[list[str]]:

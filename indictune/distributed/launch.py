@@ -107,15 +107,11 @@ def _refuse(asked: Sizes, world_size: int, is_sharded: bool) -> None:
     chosen = itertools.product(divisors, repeat=len(asked))
     products = (dict(zip(asked, sizes, strict=True)) for sizes in chosen)
     possible = [sizes for sizes in products if _is_possible(sizes, world_size, is_sharded)]
-    possible.sort(key=lambda each: _distance(each, asked))
+    free = asked.keys() - {"shards"}  # their number follows from the others
+    possible.sort(key=lambda sizes: sum(abs(math.log(sizes[name] / max(1, asked[name]))) for name in free))
     listed = "; ".join(_shown(each, is_sharded) for each in possible[:_MOST_LISTED]) or "none"
     details = {"asked": _shown(asked, is_sharded), "possible": listed}
     raise UserError("axes-do-not-multiply", "--num_processes", world_size, **details)
-
-
-def _distance(sizes: Sizes, asked: Sizes) -> float:
-    """How far sizes are from those asked for. The number of shards follows from the others."""
-    return sum(abs(math.log(size / max(1, asked[name]))) for name, size in sizes.items() if name != "shards")
 
 
 def _shown(sizes: Sizes, is_sharded: bool) -> str:

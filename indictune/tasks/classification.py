@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,11 @@ class TextObjective(Objective):
             tokenizer.padding_side = "right"
         self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """The label of each class id, in the order of the ids."""
+        return class_names(self.config)
+
     def collator(self, evaluating: bool) -> Collator:
         if not (self.padded or evaluating):
             return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
@@ -119,12 +125,10 @@ class SingleLabel(TextObjective):
     METRICS = ("accuracy", "macro_f1")
     loss = ExactLoss()
 
-    def __init__(
-        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
-    ) -> None:
-        super().__init__(config, tokenizer, padded, loss)
-        self.names = class_names(config)
-        self.temperature: float | None = getattr(config, TEMPERATURE, None)
+    @cached_property
+    def temperature(self) -> float | None:
+        found: float | None = getattr(self.config, TEMPERATURE, None)
+        return found
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The predicted label, the loss, and the log probability of that label, or of all of them [rows, labels]."""
@@ -194,12 +198,9 @@ class MultiLabel(TextObjective):
     METRICS = ("micro_f1", "macro_f1")
     loss: MultiLabelLoss = MultiLabelLoss()
 
-    def __init__(
-        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool = True, loss: SharedLoss | None = None
-    ) -> None:
-        super().__init__(config, tokenizer, padded, loss)
-        self.names = class_names(config)
-        self.threshold: float = getattr(config, "threshold", 0.5)
+    @cached_property
+    def threshold(self) -> float:
+        return float(getattr(self.config, "threshold", 0.5))
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The probability of each label [rows, labels], and the loss."""

@@ -53,11 +53,6 @@ class TokenTags(TextObjective):
     METRICS = ("precision", "recall", "f1")
     loss = ExactLoss()
 
-    @property
-    def names(self) -> list[str]:
-        """The tags, in the order of their ids."""
-        return class_names(self.config)
-
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The predicted tag of each token that carries one [rows, tokens], and the summed loss."""
         labels = inputs.pop("labels")

@@ -86,7 +86,9 @@ def test_all_lines_that_differ_are_reported(tmp_path: Path) -> None:
     assert [each.value for each in raised.value.problems] == [f"{path}:2", f"{path}:5"]
 
 
-def test_tags_are_counted_and_those_without_a_dash_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tags_are_counted_and_those_without_a_dash_told(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     path = INPUTS / "ner_glued_prefixes.conll"
     flags = ["--task", "tokens", "--model_name_or_path", "builtin:tiny-indic-bert", "--train_file", str(path)]
     assert main(["inspect", *flags, "--validation_split", "0", "--json"]) == 0
@@ -97,3 +99,34 @@ def test_tags_are_counted_and_those_without_a_dash_told(capsys: pytest.CaptureFi
     assert counted == Counter(tags)
     assert main(["inspect", *flags, "--validation_split", "0"]) == 0
     assert "Tags BORG, BPER, IORG, IPER are entities of 4 kinds" in capsys.readouterr().err
+    assert all(f"{tag} {count}" in caplog.text for tag, count in counted.items())
+
+
+def test_tags_with_a_dash_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model_name_or_path", "builtin:tiny-indic-bert", "--dataset_name", "builtin:names"]
+    assert main(["inspect", "--task", "tokens", *flags]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "line"),
+    [
+        ("1\tSita\tB-PER\n2\tcame\tO\n\n1\tRavi\tB-PER\n", "conll-u", 1),
+        ("\n0 Sita PER\n1 came O\n", "conll-u", 2),
+        ("Word\tNER Tag\nSita\tB-PER\ncame\tO\n", "conll-header", 1),
+        ("Sentence #\tWord\tPOS\tTag\n1\tSita\tN\tB-PER\n", "conll-header", 1),
+        ("शब्द\tटैग\nसीता\tB-PER\nआई\tO\n", "conll-header", 1),
+    ],
+)
+def test_numbers_of_words_and_names_of_columns_are_refused(tmp_path: Path, lines: str, code: str, line: int) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text(lines, encoding="utf-8")
+    with refusal(code, f"{path}:{line}", "--train_file"):
+        rows_of(path)
+
+
+def test_a_first_tag_that_comes_once_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    for tags in (["NN", "VB", "VB"], ["PER", "O", "O"], ["X", "O", "B-Y", "Z"], ["B-PER", "O", "O"]):
+        path.write_text("".join(f"word{n} {tag}\n" for n, tag in enumerate(tags)), encoding="utf-8")
+        assert len(words_of(path)[0]) == len(tags)

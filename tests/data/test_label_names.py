@@ -296,8 +296,9 @@ class TestColumnsOfLabels:
         ]
 
     def test_a_file_without_a_label_leads_there(self) -> None:
-        for name in ("labels_one_hot.csv", "t.jsonl"):
-            Path("t.jsonl").write_text('{"text": "x", "joy": 1, "anger": 0, "surprise": 0}\n')
+        Path("t.jsonl").write_text('{"text": "x", "joy": 1, "anger": 0, "surprise": 0}\n')
+        Path("t.csv").write_text("text,joy,anger,surprise\nx,True,False,False\ny,True,False,True\n")
+        for name in ("labels_one_hot.csv", "t.jsonl", "t.csv"):
             with refused("column-missing", " ".join(self.FLAGS)):
                 load(name)
 

@@ -8,6 +8,7 @@ column.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -20,10 +21,11 @@ Sentence = tuple[int, list[str], list[str]]
 
 _SPACES, _TAB = re.compile("[ \t]+"), re.compile("\t")
 _NAMES = """
-word words token tokens text form lemma id index sentence sentence_id sent_id pos pos_tag upos xpos chunk chunk_tag
-tag tags label labels ner ner_tag ner_tags ner_label entity entities iob bio
+word words token tokens text form lemma id index number sentence sent pos upos xpos chunk tag tags label labels ner
+named entity entities iob bio
 """
 _HEADERS = frozenset(_NAMES.split())
+_OF_ENTITIES = re.compile("O|[BIESLU]-.+")
 _CONLL_U_COLUMNS = 10
 _MANY_WORDS = 10  # of which some have the same tag
 _LONG_SENTENCE = 300  # words; longer ones are many sentences without blank lines
@@ -42,18 +44,19 @@ def conll_sentences(file: str, bad: BadRows) -> Iterator[Sentence]:
     if kind_of_file(file) == ".csv":
         raise UserError("conll-is-csv", value=file)
     checked_extension(file)
-    kinds: tuple[set[str], set[str]] = set(), set()
-    count = sentences = 0
+    kinds, counts = set[str](), Counter[str]()
+    sentences = begin = 0
     for is_sentence, group in groupby(_lines(file, bad), lambda each: each[1] is not None):
         lines = [(number, pair) for number, pair in group if pair is not None]
         words, tags = [word for _, (word, _) in lines], [tag for _, (_, tag) in lines]
         if is_sentence and all(words):
+            begin = begin or lines[0][0]
             yield lines[0][0], words, tags
-        kinds[0].update(words)
-        kinds[1].update(tags)
-        count, sentences = count + len(words), sentences + is_sentence
-    if not (bad.count or bad.problems):
-        _check_whole(file, len(kinds[0]), len(kinds[1]), count, sentences)
+        kinds.update(words)
+        counts.update(tags)
+        sentences += is_sentence
+    if begin and not (bad.count or bad.problems):
+        _check_whole(file, begin, kinds, counts, sentences)
 
 
 def _lines(file: str, bad: BadRows) -> Iterator[tuple[int, tuple[str, str] | None]]:
@@ -89,15 +92,22 @@ def _other_form(fields: list[str]) -> str | None:
         return "tags-do-not-match"
     if len(fields) == _CONLL_U_COLUMNS and fields[0].isdecimal():
         return "conll-u"
-    return "conll-header" if {field.lower() for field in fields} <= _HEADERS else None
+    names = set(re.findall(r"[^\W_]+", " ".join(fields).lower()))
+    return "conll-header" if names and names <= _HEADERS else None
 
 
-def _check_whole(file: str, words: int, tags: int, count: int, sentences: int) -> None:
+def _check_whole(file: str, begin: int, words: set[str], tags: Counter[str], sentences: int) -> None:
     """Refuse a file whose kinds of words and tags, and number of words and sentences, are not those of tagged text."""
-    if tags > words or (tags == count >= _MANY_WORDS):
-        raise UserError("tags-like-words", value=file, tags=tags, words=words)
-    if sentences == 1 and count > _LONG_SENTENCE:
-        raise UserError("conll-one-sentence", value=file, words=count)
+    first, *others = tags
+    are_entities = {*others} > {"O"} and all(map(_OF_ENTITIES.fullmatch, others))
+    if are_entities and tags[first] == 1 and not _OF_ENTITIES.fullmatch(first):
+        raise UserError("conll-header", value=f"{file}:{begin}")
+    if all(map(str.isdecimal, words)):
+        raise UserError("conll-u", value=f"{file}:{begin}")
+    if len(tags) > len(words) or len(tags) == tags.total() >= _MANY_WORDS:
+        raise UserError("tags-like-words", value=file, tags=len(tags), words=len(words))
+    if sentences == 1 and tags.total() > _LONG_SENTENCE:
+        raise UserError("conll-one-sentence", value=file, words=tags.total())
 
 
 def _holds_word(line: str) -> bool:

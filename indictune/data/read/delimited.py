@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import Wanted, existing_columns, shortened, usual_columns
+from indictune.data.columns import ON_OFF, Wanted, existing_columns, shortened, usual_columns
 from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
 from indictune.errors import UserError
 
@@ -108,7 +108,7 @@ def cell_picker(
         raise UserError("column-names-count", "", path, count=len(header), fields=len(sample[0]), columns=shown)
     try:
         of_names = zip(*(row for row in sample if len(row) == len(header)), strict=True)
-        flags = [name.strip() for name, *cells in of_names if cells[1:] and {*cells} <= {"0", "1"}]
+        flags = [name.strip() for name, *cells in of_names if cells[1:] and {*map(str.lower, cells)} <= ON_OFF.keys()]
         names = existing_columns(path, header, wanted, bad, flags)
     except UserError as error:
         is_missing = any(each.code == "column-missing" for each in error.problems)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.cache import content_digest, with_column
-from indictune.data.columns import Wanted, existing_columns, joined_list, shortened, usual_columns
+from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
@@ -140,7 +140,7 @@ def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wante
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
-            flags = [name for name, value in present.items() if str(value) in ("0", "1")]
+            flags = [name for name, value in present.items() if str(value).lower() in ON_OFF]
             found = existing_columns(path, list(present), wanted, bad, flags)
             for role in (guessed or {}).keys() - {role for role in found if found[role] == roles[role]}:
                 raise UserError("columns-unclear", value=path, column=found[role], other=roles[role], role=role)
@@ -198,13 +198,10 @@ def _json_by_columns(path: str) -> Iterator[_Written] | None:
         return None
     first = next(iter(columns.values()))
     keys = first if isinstance(first, dict) else range(len(first))
-    rows = ({name: _cell(column, key) for name, column in columns.items()} for key in keys)
+    by_row = {name: column.get if isinstance(column, dict) else column.__getitem__ for name, column in columns.items()}
+    rows = ({name: cell(key) for name, cell in by_row.items()} for key in keys)
     written = r"\ud" if r"\ud" in text.lower() else ""
     return ((number, written, row) for number, row in enumerate(rows, 1))
-
-
-def _cell(column: Any, key: Any) -> object:
-    return column.get(key) if isinstance(column, dict) else column[key]
 
 
 RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)

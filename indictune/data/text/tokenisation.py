@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.shared_arguments import LongText
 from indictune.data.cache import (
-    MAX_LISTED_ROWS,
     StoredRows,
     build_once,
     content_digest,
@@ -27,8 +26,7 @@ from indictune.data.cache import (
     with_progress,
     write_table,
 )
-from indictune.data.columns import shortened
-from indictune.data.labels import REGRESSION, label_counts, target_type, targets
+from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
 
@@ -131,9 +129,7 @@ def tokenise_splits(
 def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
     if problem_type == REGRESSION:
         return ", ".join(labels)
-    counts = label_counts(rows, problem_type)
-    more = [f"and {len(labels) - MAX_LISTED_ROWS:,} more"] if len(labels) > MAX_LISTED_ROWS else []
-    return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
+    return with_counts(labels, label_counts(rows, problem_type))
 
 
 def check_lengths(
