@@ -66,7 +66,7 @@ def check_outside_checkpoints(folder: str | Path, flag: str) -> None:
 
 
 AUTO = "auto"
-NOTHING_TO_DO = "this run is finished; there is nothing to resume."
+NOTHING_TO_DO = "this run is finished; there is nothing to resume. `indictune evaluate` scores other rows."
 RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"

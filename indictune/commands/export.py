@@ -303,6 +303,8 @@ def compare_labels(
             expected = model(**{name: torch.from_numpy(each) for name, each in given.items()}).logits.numpy()
         (found,) = session.run(["logits"], given)
         kept = batch["attention_mask"].astype(bool)
+        if not np.isfinite(expected).all():
+            raise UserError("logits-not-finite", "--model", model.name_or_path)
         differences = np.abs(expected - found)
         largest = max(largest, float((differences[kept] if expected.ndim == 3 else differences).max()))
         equal += int(_equal(model.config, expected, found, kept).sum())

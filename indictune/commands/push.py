@@ -105,7 +105,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def check_publishable(folder: Path, flag: str) -> None:
-    """Refuse a run that has not finished, weights that cannot be read, and a token in `README.md`."""
+    """Refuse a run that has not finished, weights that are broken or hold NaN, and a token in `README.md`."""
     problems = Problems()
     problems.attempt(check_finished, folder, flag)
     if not (folder / ADAPTER_CONFIG).is_file():
@@ -113,8 +113,9 @@ def check_publishable(folder: Path, flag: str) -> None:
     for name in published(folder, model_files(folder)):
         if name.endswith(".safetensors"):
             weights = ModelArguments(str(folder / name))
-            with problems.collecting(), explained(weights, *BROKEN, flag=flag), safe_open(folder / name, "np"):
-                pass  # its header says how long it is
+            with problems.collecting(), explained(weights, *BROKEN, flag=flag), safe_open(folder / name, "pt") as file:
+                broken = [key for key in file.keys() if file.get_tensor(key).isnan().any()]  # noqa: SIM118
+                problems.extend(problem("weights-not-numbers", flag, folder / name, weight=key) for key in broken[:1])
         elif name == CARD and holds_token((folder / CARD).read_text(encoding="utf-8", errors="replace")):
             problems.append(problem("token-in-card", flag, folder / CARD))
     problems.raise_any()

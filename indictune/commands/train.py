@@ -52,8 +52,7 @@ class TrainFlags(Checked):
 
     strategy: str | None = flag(
         None,
-        "A file of accelerate_configs/, by its name. `auto`: the fastest that fits, as `indictune plan` ranks them. "
-        "Default: one for the GPUs.",
+        "A file of accelerate_configs/. auto: the fastest that fits, by `indictune plan`. Default: for the GPUs.",
     )
     num_processes: int | None = flag(
         None, "Processes on this machine. Default: as the strategy file says, or one for each GPU."

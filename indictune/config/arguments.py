@@ -57,9 +57,7 @@ class ModelArguments(Checked):
         None, "Attention of transformers: eager, sdpa, flash_attention_2, ... Default: the model's own."
     )
     device_map: str | None = flag(
-        None,
-        "auto, balanced or sequential: spread the layers of one process's model over all its GPUs. One process a GPU "
-        "is faster.",
+        None, "auto, balanced or sequential: spread a process's layers over all its GPUs. One process a GPU is faster."
     )
     vocabulary_from_train: int | None = flag(
         None,
@@ -206,9 +204,7 @@ class IndicTrainingArguments(TrainingArguments):
         "from there to --output_dir while training continues. 0: none.",
     )
     global_batch_size: int = flag(
-        64,
-        "Rows of one optimizer step over all processes. gradient_accumulation_steps follows from it, the number of "
-        "processes and per_device_train_batch_size.",
+        64, "Rows of one optimizer step over all processes, from which gradient_accumulation_steps follows."
     )
     max_tokens_per_device: int | None = flag(
         None,
@@ -242,9 +238,7 @@ class IndicTrainingArguments(TrainingArguments):
         False, "Train on the CPU what is meant for GPUs, even if that is expected to take more than an hour."
     )
     profile_steps: int = flag(
-        0,
-        "Profile this many optimizer steps, after 3 to warm up: a trace of each process and a table of compute, "
-        "communication and gaps, in OUTPUT_DIR/profile.",
+        0, "Profile so many steps after the third: a trace per process and a table of times, in OUTPUT_DIR/profile."
     )
     divergence_check_steps: int = flag(
         0,
@@ -269,17 +263,13 @@ class SentimentTrainingArguments(IndicTrainingArguments):
         "macro_f1", "Metric of the validation rows that compares checkpoints. Default: the task's own."
     )
     padding_free: Literal["auto", "on", "off"] = flag(
-        "auto",
-        "Train on rows end to end instead of padding them. Only the speed changes. auto: for models that are known to "
-        "give the same result.",
+        "auto", "Train on rows end to end, without padding. auto: for models that are known to give the same result."
     )
     class_weights: str | None = flag(
         None, "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."
     )
     baseline: bool = flag(
-        True,
-        "Compare the finished model of one label a text with logistic regression on character n-grams, which learns "
-        "from the same rows in seconds.",
+        True, "Compare the model of one label a text with logistic regression on character n-grams of the same rows."
     )
     regression_loss: Literal["mse", "huber"] = flag(
         "mse", "Loss of --problem_type regression. huber grows linearly for errors above 1."

@@ -142,11 +142,10 @@ def likely_label_map(train: StoredRows, problem_type: str | None) -> list[str]:
     labels = [] if problem_type == REGRESSION else sorted(label_counts(train, problem_type))
     word = {label: re.split(r"[\s_\-,;/]", label.casefold())[0] for label in labels}
     begun = {each for each in word.values() for other in word.values() if each != other and other.startswith(each)}
-    whole = [label for label in labels if word[label] not in begun]
+    whole = [label for label in labels if word[label] not in begun and SEPARATOR not in label]
+    short = [each for each in labels if each.casefold() in begun and each.isalpha() and len(each) <= _ABBREVIATION]
     found = []
-    for label in (
-        each for each in labels if each.casefold() in begun and each.isalpha() and len(each) <= _ABBREVIATION
-    ):
+    for label in short:
         meant = [each for each in whole if word[each].startswith(label.casefold())]
         found += [f"{label}={meant[0]}"] if len(meant) == 1 else []
     words = shlex.join([*found, *(f"{label}=" for label in labels if NO_CLASS.match(label))])

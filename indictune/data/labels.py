@@ -276,9 +276,10 @@ def first_location(rows: StoredRows, label: str, problem_type: str | None) -> st
 
 
 def with_counts(labels: Sequence[str], counts: Mapping[str, int]) -> str:
-    """The first labels, each with its number of rows or words."""
+    """The first labels, each with its number of rows or words; one with a comma in quotes."""
+    shown = [repr(shortened(each)) if "," in each else shortened(each) for each in labels[:MAX_LISTED_ROWS]]
     more = [f"and {len(labels) - MAX_LISTED_ROWS:,} more"] if len(labels) > MAX_LISTED_ROWS else []
-    return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
+    return ", ".join([*(f"{name} {counts.get(each, 0):,}" for name, each in zip(shown, labels, strict=False)), *more])
 
 
 def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArray:

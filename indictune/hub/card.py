@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown
 from indictune.files import write_whole
 from indictune.hub.card_facts import (
@@ -118,7 +119,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "base_link": facts.base and _link(facts.base, ""),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "labels": _listed(facts.labels),
-        "languages": _listed(facts.languages),
+        "languages": _listed([*map(shown_language, facts.languages)]),
         "reading": facts.config.get(READING_KEY),
         "exported": facts.exported,
     }

@@ -103,7 +103,8 @@ class CardFacts:
         data: Mapping[str, Any] = self.metrics.get("data") or {}
         if "rows" not in data:
             return []
-        counted = [("language", data.get("languages") or {}), ("label", data.get("labels") or {})]
+        languages = {shown_language(name): count for name, count in (data.get("languages") or {}).items()}
+        counted = [("language", languages), ("label", data.get("labels") or {})]
         body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
         return [["all", f"{data['rows']:,}"], *body]
 

@@ -153,7 +153,7 @@ def _check_values(config: PreTrainedConfig) -> None:
     """Raise `ValueError` for values that transformers reads and no model has."""
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         size = getattr(config, name, None)
-        if isinstance(size, int) and not 1 <= size < 2**31:
+        if isinstance(size, int) and not 1 <= size <= 10**7:
             raise ValueError(f"{name} of its config.json is {size}")
     if not isinstance(config.to_dict().get("threshold", 0.5), int | float):
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -41,8 +41,10 @@ def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[
         For each text `text`, `label`, `scores` (label -> probability) and `language`. The label is a list if the model
         gives several, a number without scores for a regression, and None for a text without words.
     """
+    if isinstance(texts, Mapping) or not all(isinstance(each, str | None) for each in texts):
+        raise UserError("wrong-type", "texts", type(texts).__name__, reason="expected a text, or a list of texts")
     classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags))
-    return list(as_records(label(classifier, text_batch(texts))))
+    return list(as_records(label(classifier, text_batch(texts)))) if len(texts) else []
 
 
 def text_batch(texts: Sequence[str | None]) -> pa.RecordBatch:

@@ -49,7 +49,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) <= self.max_connections:
+        if len(self.connections) <= self.max_connections or self._close_idle():
             self._watch()
             return
         with suppress(OSError):  # what is not read when the connection is closed would reset it: no answer arrives
@@ -57,6 +57,15 @@ class _Connection(H11Protocol):
         self._end(
             RefusedError(503, problem("server-busy", value=self.max_connections, what="connections are open"), _RETRY)
         )
+
+    def _close_idle(self) -> bool:
+        """Make room by closing a connection that waits for its next request; False if there is none."""
+        for each in self.connections:
+            if isinstance(each, _Connection) and each._phase == "idle":
+                each._phase = "closing"
+                each.transport.close()
+                return True
+        return False
 
     def handle_events(self) -> None:
         super().handle_events()

@@ -14,9 +14,11 @@ import onnxruntime
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from indictune.cli import main
+from indictune.commands.export import run_export
 from indictune.config.arguments import ModelArguments
 from indictune.models.builtin import sample_rows
 from indictune.models.load import load_tokenizer
@@ -26,6 +28,7 @@ from tests.conftest import FinishedRun
 from tests.first_hour.saved_models import MAX_LENGTH, saved_classifier
 from tests.models.tiny import CONFIGS
 from tests.ranks.launching import ROOT
+from tests.refusals import refused
 
 TEXTS = [str(row["text"]) for row in sample_rows("test.jsonl")]
 ENCODERS = sorted(CONFIGS.keys() - {"llama"})
@@ -56,6 +59,16 @@ def logits_of(folder: Path, texts: list[str]) -> np.ndarray:
 def record(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     return found
+
+
+def test_a_model_whose_scores_are_no_numbers_is_not_exported(tmp_path: Path) -> None:
+    broken = random_classifier(tmp_path / "broken", "bert", layers=1)
+    weights = load_file(broken / "model.safetensors")
+    weights["classifier.bias"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with refused("logits-not-finite", flag="--model"):
+        run_export({"": [str(broken)], "output_dir": [str(tmp_path / "out")]})
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.more

@@ -35,6 +35,7 @@ from transformers import (
     pipeline,
 )
 
+import indictune
 from indictune.cli import main
 from indictune.commands import predict
 from indictune.data.text.cleaning import clean
@@ -110,6 +111,13 @@ def test_a_model_whose_scores_are_no_numbers_labels_nothing(model: Path, tmp_pat
     save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
     with refused("logits-not-finite", flag="--model"):
         label_texts(damaged, ["अच्छा"])
+
+
+@pytest.mark.parametrize("texts", [b"good", {"text": "good"}, [b"good"], [1.5]])
+def test_what_is_no_text_is_refused_and_no_text_gives_no_row(model: Path, texts: Any) -> None:
+    with refused("wrong-type", flag="texts"):
+        indictune.predict(texts, model)
+    assert indictune.predict([], model) == []
 
 
 def test_calibrated_scores_are_those_of_cooler_logits(model: Path, tmp_path: Path) -> None:

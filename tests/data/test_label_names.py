@@ -179,6 +179,11 @@ def test_labels_in_short_are_those_that_begin_one_other_word(labels: list[str], 
     assert any("--label_map" in note for note in notes) == is_said
 
 
+def test_several_labels_of_a_row_are_no_longer_name_of_one() -> None:
+    train = write("t.jsonl", ["joy", "joy|surprise", "surprise"] * 20)
+    assert not any("--label_map" in note for note in load(train, problem_type="single_label_classification").notes)
+
+
 def test_a_map_names_the_label_as_it_spells_it_and_counts_in_every_split() -> None:
     train = write("t.jsonl", ["Pos", "pos", "POSITIVE", "POSITIVE", "neg", "n/a"])
     held_out = write("v.jsonl", ["POS", "negative", "N/A"])

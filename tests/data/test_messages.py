@@ -214,7 +214,7 @@ USER, ASSISTANT = turns("a", "b")
         ({"messages": [SYSTEM, *HELLO], "system": "be long"}, "wrong-order"),
         ({"prompt": "a", "completion": "b", "system": "be brief"}, "key-ignored"),
         ({"messages": HELLO, "system": ["be brief"]}, "value-of-wrong-type"),
-        ({"prompt": "a", "completion": "b", "label": False}, "key-ignored"),
+        ({"prompt": "a", "completion": "b", "label": False}, "answer-rejected"),
         ({"messages": [USER, {**ASSISTANT, "weight": "0"}]}, "key-ignored"),
         ({"messages": [USER, {**ASSISTANT, "weight": 0.5}]}, "key-ignored"),
         (
@@ -249,9 +249,9 @@ USER, ASSISTANT = turns("a", "b")
             ]
         ),
         ({"prompt": "a", "completion": "b", "tool_calls": [{"id": "7"}]}, "key-ignored"),
-        ({"messages": HELLO, "kto_tag": False}, "key-ignored"),
+        ({"messages": HELLO, "kto_tag": False}, "answer-rejected"),
         *(
-            ({**row, "label": written}, "key-ignored")  # 0 may be a class
+            ({**row, "label": written}, "answer-rejected")  # 0 may be a class
             for row in ({"messages": HELLO}, {"instruction": "a", "output": "b"})
             for written in (False, "false")
         ),
@@ -260,7 +260,7 @@ USER, ASSISTANT = turns("a", "b")
             for key, value in (("images", ["kite.jpg"]), ("audio", "a.wav"), ("documents", [{"title": "notice"}]))
         ),
         *(
-            ({**row, key: written}, "key-ignored")
+            ({**row, key: written}, "answer-rejected")
             for key, row in (
                 ("label", {"prompt": "a", "completion": "b"}),
                 ("label", {"prompt": HELLO[:1], "completion": HELLO[1:]}),

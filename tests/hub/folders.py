@@ -64,9 +64,9 @@ def model_folder(
     return folder
 
 
-def write_weights(folder: Path) -> bytes:
+def write_weights(folder: Path, value: float = 0) -> bytes:
     """Write the weights of a model, too few for any; returns the content of the file."""
-    save_file({"bias": np.zeros(500, np.float32)}, folder / "model.safetensors")
+    save_file({"bias": np.full(500, value, np.float32)}, folder / "model.safetensors")
     return (folder / "model.safetensors").read_bytes()
 
 

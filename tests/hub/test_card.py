@@ -104,6 +104,14 @@ def test_the_worst_language_of_a_loss_has_the_highest(tmp_path: Path) -> None:
     assert "its macro f1 is 0.5000, the highest of all languages." in card_in(folder).text
 
 
+def test_a_language_that_is_not_known_is_written_for_people(tmp_path: Path) -> None:
+    groups = {"per_language": dict.fromkeys(("hi", "und-Latn", "und"), METRICS["test"])}
+    data = {"rows": 5, "languages": {"hi": 3, "und-Latn": 1, "und": 1}}
+    card = card_in(model_folder(tmp_path / "out", METRICS | {"data": data, "test": METRICS["test"] | groups}))
+    assert "Latin letters, not English" in card.text
+    assert "und-Latn" not in card.text
+
+
 def test_answers_that_the_model_wrote_have_their_scores(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "out")
     write_evaluation(folder)

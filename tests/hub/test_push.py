@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
@@ -223,6 +224,7 @@ def test_a_checkpoint_and_an_adapter_on_a_base_of_this_machine_are_not_pushed(
         (lambda folder: (folder / "metrics.json").write_text(""), "run-not-finished"),
         (lambda folder: (folder / "model.safetensors").write_bytes(weights_of(folder)[:1500]), "model-unreadable"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "model-1.safetensors"), "weights-missing"),
+        (lambda folder: write_weights(folder, np.nan), "weights-not-numbers"),
         (lambda folder: (folder / "README.md").write_text(f"hf download --token {OTHER_TOKEN}"), "token-in-card"),
         (lambda folder: (folder / "README.md").write_text("key = 'sk-proj-Canary_Canary-Canary1'"), "token-in-card"),
         (lambda folder: (folder / "README.md").write_text("see https://me:secret@host/x"), "token-in-card"),

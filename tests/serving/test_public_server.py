@@ -109,6 +109,15 @@ def test_290_silent_connections_are_closed_and_meanwhile_others_are_told_to_wait
         assert len(said) < 2_000
 
 
+def test_connections_that_were_answered_and_stay_make_room(tmp_path: Path) -> None:
+    with served(tmp_path) as (port, _), ExitStack() as staying:
+        for _ in range(250):
+            client = staying.enter_context(closing(connection(port)))
+            client.sendall(request(path="/health"))
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert answer(port, request(path="/health")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("begun", "seconds"), [(b"GET /health HTTP/1.1\r\nX-Name: ", HEAD_S), (request(["a" * 1000])[:-900], BODY_S)]
 )

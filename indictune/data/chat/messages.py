@@ -153,7 +153,7 @@ def _check_ignored(row: Row, form: Form) -> None:
     # A label of 0 may be a class of prompt and answer, but not beside `completion`, as TRL writes rated answers.
     for key, rejected in (("kto_tag", _REJECTED), ("label", _REJECTED if form == _PROMPT else _REJECTED[:1])):
         if str(row.get(key)).strip().lower() in rejected:
-            raise RowError("key-ignored", where="the row", key=key, held=_shown(row[key]))
+            raise RowError("answer-rejected", key=key, held=_shown(row[key]))
 
 
 def _check_keys(held: Row, where: str, empty: Iterable[str], one: Iterable[str]) -> None:

@@ -14,11 +14,11 @@ from indictune.data.cache import StoredRows, text_keys
 from indictune.data.columns import shortened
 from indictune.data.health.findings import Finding, repeated_rows
 
-# The first bytes of Indic letters, emoji and Arabic letters in UTF-8, read as Windows-1252 or Latin-1; and the
-# first two after a second such mistake. Few right texts have one, so that ftfy, which decides, reads few texts.
-_SUSPECT = "à[\u00a4-\u00b7]|ð[Ÿ\u009f]|â[\u0098-\u009eš›œ˜™ž]|[ØÙ][\u00a1-\u00bf]|Ã[\u00a0 ]Â|Ã°Å"
-_EMOJI = "\U0001f000-\U0001faff"
-_MEANT = re.compile(f"[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf{_EMOJI}]")
+# The first bytes of Indic and Arabic letters, emoji and quotes in UTF-8, read as Windows-1252 or Latin-1, and two such
+# mistakes in a row. Few right texts have one, so that ftfy, which decides, reads few texts.
+_SUSPECT = "à[\u00a4-\u00b7]|ð[Ÿ\u009f]|â[\u0098-\u009eš›œ˜™ž]|â(?:€|\u0080)|[ØÙ][\u00a1-\u00bf]|Ã[\u00a0 ]Â|Ã°Å"
+_SIGNS = "\U0001f000-\U0001faff\u2013-\u2026"  # emoji, dashes, quotes and dots
+_MEANT = re.compile(f"[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf{_SIGNS}]")
 _LETTERS = 4  # so many that texts of another language give them by no chance
 
 # Other encodings that UTF-8 was read by. ftfy fills the gaps of its sloppy ones.
@@ -27,7 +27,7 @@ _ENCODINGS = (
     *("sloppy-windows-1250", "sloppy-windows-1251", "sloppy-windows-1253"),
 )
 # First bytes of Indic letters, emoji and Arabic letters, and those that may follow.
-_BYTES = {0xE0: range(0xA4, 0xB8), 0xF0: (0x9F,)} | dict.fromkeys(range(0xD8, 0xDC), range(0x80, 0xC0))
+_BYTES = {0xE0: range(0xA4, 0xB8), 0xE2: (0x80,), 0xF0: (0x9F,)} | dict.fromkeys(range(0xD8, 0xDC), range(0x80, 0xC0))
 
 # `str` of bytes, as pandas and numpy write them. Letters as `json.dumps` and `repr` write them: in code, they stand
 # behind a quote or a bracket.
@@ -61,7 +61,7 @@ def _decoded(text: str, encoding: str) -> str | None:
     words = re.findall(r"[^\x00-\x7f]+", text)
     are_words = all(word.isalpha() and word in (word.lower(), word.upper(), word.title()) for word in words)
     letters = len(_MEANT.findall(mended))
-    are_many = letters >= (_LETTERS if are_words else 2) or re.search(f"[{_EMOJI}]", mended) is not None
+    are_many = letters >= (_LETTERS if are_words else 2) or re.search(f"[{_SIGNS}]", mended) is not None
     return mended if are_many and letters >= mended.count("\ufffd") else None
 
 
@@ -75,7 +75,8 @@ def _mended(text: str) -> tuple[str, str] | None:
             return mended, "ftfy.fix_encoding"
     for encoding, pattern in _suspects().items():
         if re.search(pattern, text) and (decoded := _decoded(text, encoding)):
-            return decoded, f'text.encode("{encoding.removeprefix("sloppy-")}").decode("utf-8")'
+            cure = f'text.encode("{encoding.removeprefix("sloppy-")}").decode("utf-8")'
+            return decoded, "" if "\ufffd" in decoded else cure
     return None
 
 
@@ -108,7 +109,7 @@ class DamagedTexts:
 
     def findings(self, origin: str, rows: BadRows | StoredRows, of: int) -> list[Finding]:
         """What a run says of such texts; `rows`, which `origin` named, knows where lines stand. `of` were read."""
-        mend = f"Read the source as UTF-8, or mend the texts with {self.cure}."
+        mend = f"Read the source as UTF-8{self.cure and f', or mend the texts with {self.cure}'}."
         unescape = "Decode them where they were written, such as by ast.literal_eval or json.loads."
         escapes = r"are b'...' of Python, or have escapes such as \u0939 for letters"
         kinds = {

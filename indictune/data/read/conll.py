@@ -28,7 +28,7 @@ _HEADERS = frozenset(_NAMES.split())
 _OF_ENTITIES = re.compile("O|[BIESLU]-.+")
 _CONLL_U_COLUMNS = 10
 _MANY_WORDS = 10  # of which some have the same tag
-_LONG_SENTENCE = 300  # words; longer ones are many sentences without blank lines
+_LONG_SENTENCE = 100  # words; longer ones are many sentences without blank lines
 
 
 def conll_sentences(file: str, bad: BadRows) -> Iterator[Sentence]:
@@ -38,8 +38,7 @@ def conll_sentences(file: str, bad: BadRows) -> Iterator[Sentence]:
     spaces, and between tabs other spaces.
 
     Raises:
-        UserError: the file as a whole is not in this form. It is a table, has a tag of its own for each word, or is
-            one sentence without end.
+        UserError: the file is a table, has names of columns, numbers as words, too many tags, or one long sentence.
     """
     if kind_of_file(file) == ".csv":
         raise UserError("conll-is-csv", value=file)
