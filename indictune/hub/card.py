@@ -150,7 +150,7 @@ def _results(facts: CardFacts) -> dict[str, Any]:
     if first is not None and len(first.by["language"]) > 1:
         language, rank = first.worst_language, "highest" if first.lower_is_better else "lowest"
         value = f"{first.by['language'][language].scores[first.score].value:.4f}"
-        worst = {"language": language, "name": first.score.replace("_", " "), "value": value, "rank": rank}
+        worst = {"language": shown_language(language), "name": first.score, "value": value, "rank": rank}
     return {"splits": splits, "worst": worst, "intervals": first is not None, "baseline": facts.baseline}
 
 
@@ -159,7 +159,7 @@ def _scores_of_groups(breakdown: Breakdown) -> Verbatim:
     names = list(breakdown.overall.scores)
     body = [["all", *group_cells(breakdown.overall, names, _DIGITS)]]
     for what in GROUPS:
-        groups = breakdown.by.get(what) or {}
+        groups = {shown_language(name): group for name, group in (breakdown.by.get(what) or {}).items()}
         if len(groups) > 1:
             body += [[f"{what} {value}", *group_cells(group, names, _DIGITS)] for value, group in groups.items()]
     return markdown_table(["", "rows", *(name.replace("_", " ") for name in names)], body)

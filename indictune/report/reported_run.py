@@ -252,7 +252,8 @@ def health_tables(run: ReportedRun) -> list[Table]:
     """The tables of `health.json`: what the tokenizer does to each language, and how often each has a label."""
     found = []
     for name, caption in (("languages", "What the tokenizer does"), ("labels", "Labels of the training rows")):
-        rows = [row for row in run.health.get(name) or [] if isinstance(row, dict)]
+        given = (row for row in run.health.get(name) or [] if isinstance(row, dict))
+        rows = [row | {"language": shown_language(str(row.get("language", "")))} for row in given]
         names = list(dict.fromkeys(name for row in rows for name in row))
         if rows:
             body = [[_health_cell(name, row.get(name)) for name in names] for row in rows]

@@ -107,9 +107,12 @@ def test_the_worst_language_of_a_loss_has_the_highest(tmp_path: Path) -> None:
 def test_a_language_that_is_not_known_is_written_for_people(tmp_path: Path) -> None:
     groups = {"per_language": dict.fromkeys(("hi", "und-Latn", "und"), METRICS["test"])}
     data = {"rows": 5, "languages": {"hi": 3, "und-Latn": 1, "und": 1}}
-    card = card_in(model_folder(tmp_path / "out", METRICS | {"data": data, "test": METRICS["test"] | groups}))
-    assert "Latin letters, not English" in card.text
-    assert "und-Latn" not in card.text
+    folder = model_folder(tmp_path / "out", METRICS | {"data": data, "test": METRICS["test"] | groups})
+    of_block = card_in(folder).text
+    write_evaluation(folder, ("hi", "und-Latn"))
+    for text in (of_block, card_in(folder).text):
+        assert "language Latin letters, not English" in text
+        assert "und-Latn" not in text
 
 
 def test_answers_that_the_model_wrote_have_their_scores(tmp_path: Path) -> None:

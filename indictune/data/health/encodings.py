@@ -29,8 +29,7 @@ _ENCODINGS = (
 # First bytes of Indic letters, emoji and Arabic letters, and those that may follow.
 _BYTES = {0xE0: range(0xA4, 0xB8), 0xE2: (0x80,), 0xF0: (0x9F,)} | dict.fromkeys(range(0xD8, 0xDC), range(0x80, 0xC0))
 
-# `str` of bytes, as pandas and numpy write them. Letters as `json.dumps` and `repr` write them: in code, they stand
-# behind a quote or a bracket.
+# `str` of bytes as pandas writes them; letters as `json.dumps` and `repr` do: in code, behind a quote or a bracket.
 _LITERAL = re.compile(r"""\s*b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*""", re.DOTALL)
 _LETTER = r"\\U0001[0-9a-fA-F]{4}|(?:\\u[0-9a-fA-F]{4}){2}|(?:\\x[89a-fA-F][0-9a-fA-F]){3}"
 _ESCAPES = rf"""(?:^|[^\\'"`\[])(?:{_LETTER})"""
