@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from indictune.config.command_line import STATUS_FILE
+from indictune.files import NOTHING_TO_DO
 from indictune.models import builtin
 from indictune.supervise.run_folder import check_free
 from tests.conftest import FinishedRun
@@ -266,7 +267,7 @@ def test_resuming_a_finished_run_trains_nothing_and_changes_nothing(finished_run
     flags = ["--config", str(finished_run.recipe), "--output_dir", str(finished_run.folder)]
     result = start([*python(), SCRIPT, *flags, "--resume_from_checkpoint", "auto"])
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == f"{finished_run.folder}: this run is finished; there is nothing to resume.\n"
+    assert result.stdout == f"{finished_run.folder}: {NOTHING_TO_DO}\n"
     assert hashes(finished_run.folder) == before
     other = ["--train_file", str(finished_run.recipe.with_name("validation.jsonl"))]
     other += ["--validation_file", str(finished_run.recipe.with_name("test.jsonl"))]

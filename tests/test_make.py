@@ -82,5 +82,5 @@ def test_the_tests_of_a_gpu_fail_without_one_and_say_so_at_once() -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     before_the_end = done.stdout.partition("= ERRORS =")[0]
-    assert before_the_end.count("torch finds no GPU, so nothing here is tested.") == 2
+    assert before_the_end.count("torch finds no GPU, so nothing is tested.") == 2
     assert "skipped" not in done.stdout

@@ -128,7 +128,7 @@ def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
 def test_a_rejected_answer_is_reported_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
     rows: list[Row] = [{"prompt": "a", "completion": "b", "label": label} for label in (1, 0)]
     location = "a.parquet row 2" if name == "a.parquet" else "a.jsonl:2"
-    assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} key-ignored"]
+    assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} answer-rejected"]
 
 
 def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:

@@ -36,7 +36,8 @@ def test_its_losses_are_those_of_the_plain_one(
     assert ("BertLayer" in noted["modules"]) == (strategy == "fsdp2")
     assert len(plain.log) == 8
     assert compiled.series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
-    if strategy != "fsdp2":  # other kernels round otherwise; those of single blocks do so on some processors alone
+    # Other kernels round otherwise. Those of single blocks, and of ZeRO-3's parts, do so on some processors alone.
+    if strategy not in ("fsdp2", "zero3"):
         assert compiled.series("loss") != plain.series("loss")
     assert compiled.weights.keys() == plain.weights.keys()
 
