@@ -103,8 +103,8 @@ def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> li
 
 def repeated_rows(rows: StoredRows, keys: npt.NDArray[np.uint64]) -> Finding:
     """Rows whose key, uint64 [rows], an earlier row has."""
-    first_of, whole = np.unique(keys, return_index=True)[1], len(keys)
-    later = np.setdiff1d(np.arange(whole), first_of)
+    whole = len(keys)
+    later = np.delete(np.arange(whole), np.unique(keys, return_index=True)[1])
     examples = [rows.location(int(row)) for row in later[:MAX_EXAMPLES]]
     count, share = len(later), len(later) / whole
     where = f", first {examples[0]}" if examples else ""
@@ -117,15 +117,15 @@ def _contradictions(rows: Sequence[StoredRows], keys: npt.NDArray[np.uint64], pr
     codes = _codes([each.table["label"] for each in rows], problem_type)
     split_of_row = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     order = np.lexsort((codes, keys))
-    first, second = order[:-1], order[1:]
-    is_same_text = keys[first] == keys[second]
-    differs = is_same_text & (codes[first] != codes[second])
+    same = np.flatnonzero(np.diff(keys[order]) == 0)
+    first, second = order[same], order[same + 1]
+    differs = codes[first] != codes[second]
     texts = np.unique(keys[first[differs]])
-    in_several = np.isin(texts, keys[first[is_same_text & (split_of_row[first] != split_of_row[second])]]).sum()
+    in_several = np.isin(texts, keys[first[split_of_row[first] != split_of_row[second]]]).sum()
     pairs = sorted(map(sorted, zip(first[differs].tolist(), second[differs].tolist(), strict=True)))
     examples = [" and ".join(_shown(rows, number) for number in pair) for pair in pairs[:MAX_EXAMPLES]]
     over_splits = f", {in_several:,} of them over several splits" if in_several else ""
-    count, of = len(texts), len(np.unique(keys))
+    count, of = len(texts), len(keys) - len(same)
     share = f"{100 * count / of:.3g}%"  # of few texts too
     note = f"{count:,} of {of:,} texts ({share}) have several labels{over_splits}, such as {''.join(examples[:1])}."
     return Finding("conflicting_labels", count, of, note, None, examples)
