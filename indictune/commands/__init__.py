@@ -72,7 +72,7 @@ _ALL = (
     Verb("predict", "label texts", ("FOLDER [--text T | --input_file F] [--output_file O]",), logs=True),
     Verb("chat", "talk to a language model in the terminal",
          ("FOLDER [--temperature T] [--max_new_tokens N]",), listens=True),
-    Verb("serve", "answer HTTP requests by a classifier", ("FOLDER [--host H] [--port P]",), logs=True, listens=True),
+    Verb("serve", "label texts over HTTP", ("FOLDER [--host H] [--port P]",), logs=True, listens=True),
     Verb("demo", "try a model on a page, or write it as a Space",
          ("FOLDER [--port P] [--export FOLDER]",), logs=True, listens=True),
     Verb("merge", "make an adapter and its base one model", ("ADAPTER --output_dir D [--dtype T]",)),

@@ -51,8 +51,7 @@ class TrainFlags(Checked):
     """How the run is started. The other flags are those of its task."""
 
     strategy: str | None = flag(
-        None,
-        "A file of accelerate_configs/. auto: the fastest that fits, by `indictune plan`. Default: for the GPUs.",
+        None, "A file of accelerate_configs/. `auto`: the fastest by `indictune plan`. Default: one for the GPUs."
     )
     num_processes: int | None = flag(
         None, "Processes on this machine. Default: as the strategy file says, or one for each GPU."
@@ -256,14 +255,14 @@ def _run(command: Sequence[str], output_dir: Path) -> int:
     began = time.time()
     with TemporaryDirectory(prefix="indictune-") as folder:
         status = Path(os.environ.get(STATUS_FILE, f"{folder}/status.json"))
-        code = _wait_for(command, status)
+        code = _wait_for(command, **{STATUS_FILE: str(status)})
         state = (json_or_nothing(status) or run_folder.status_since(output_dir, began)).get("state")
     return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
 
 
-def _wait_for(command: Sequence[str], status: Path | None = None) -> int:
-    own = {LAUNCHED_BY: str(os.getpid())} | ({} if status is None else {STATUS_FILE: str(status)})
-    with subprocess.Popen(command, env={**os.environ, **own}) as launched:
+def _wait_for(command: Sequence[str], **variables: str) -> int:
+    environ = {**os.environ, LAUNCHED_BY: str(os.getpid()), **variables}
+    with subprocess.Popen(command, env=environ) as launched:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
         for number in OF_SCHEDULERS:
             signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))

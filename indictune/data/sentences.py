@@ -97,7 +97,7 @@ def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, 
 
 
 def tag_balance(sentences: Sentences) -> tuple[list[dict[str, Any]], list[str]]:
-    """Words of each language and tag with their share of the language's words, and notes; the tags are told."""
+    """Words of each language and tag with their share of the language's words, and notes. Logs the tags."""
     of_language, of_both, of_tag = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
     columns = (sentences.table[name].to_pylist() for name in ("language", "tags"))
     for language, tags in zip(*columns, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "base_link": facts.base and _link(facts.base, ""),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "labels": _listed(facts.labels),
-        "languages": _listed([*map(shown_language, facts.languages)]),
+        "languages": _listed(map(shown_language, facts.languages)),
         "reading": facts.config.get(READING_KEY),
         "exported": facts.exported,
     }
@@ -211,5 +211,5 @@ def _link(name: str, kind: str) -> Verbatim:
     return Verbatim(f"[{name}](https://huggingface.co/{kind}{name})")
 
 
-def _listed(names: Sequence[str]) -> Verbatim:
+def _listed(names: Iterable[str]) -> Verbatim:
     return Verbatim(", ".join(map(escaped, names)))

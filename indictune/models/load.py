@@ -155,7 +155,7 @@ def _check_values(config: PreTrainedConfig) -> None:
         size = getattr(config, name, None)
         if isinstance(size, int) and not 1 <= size <= 10**7:
             raise ValueError(f"{name} of its config.json is {size}")
-    if not isinstance(config.to_dict().get("threshold", 0.5), int | float):
+    if not isinstance(getattr(config, "threshold", 0.5), int | float):
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")

@@ -264,6 +264,11 @@ def test_lists_are_several_labels_unasked(name: str, flag: str) -> None:
     assert len(load_splits(plan.data).labels) == {"columns.json": 2, "lists.parquet": 2}.get(name, 3)
 
 
+def test_lists_of_true_and_false_say_which_labels_a_row_has() -> None:
+    path = write("t.jsonl", [[True, False, False], [False, False, True], [True, False, True]])
+    assert counts(load(path, problem_type=MULTI)) == {"0": 1, "2": 1, "0|2": 1}
+
+
 def test_a_list_beside_texts_is_refused_and_columns_of_labels_are_no_lists() -> None:
     train = write("t.jsonl", [["a"], "b"])
     assert plan_of("--train_file", train)[0].data.problem_type is None

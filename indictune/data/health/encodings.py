@@ -16,7 +16,7 @@ from indictune.data.health.findings import Finding, repeated_rows
 
 # The first bytes of Indic and Arabic letters, emoji and quotes in UTF-8, read as Windows-1252 or Latin-1, and two such
 # mistakes in a row. Few right texts have one, so that ftfy, which decides, reads few texts.
-_SUSPECT = "à[\u00a4-\u00b7]|ð[Ÿ\u009f]|â[\u0098-\u009eš›œ˜™ž]|â(?:€|\u0080)|[ØÙ][\u00a1-\u00bf]|Ã[\u00a0 ]Â|Ã°Å"
+_SUSPECT = "à[\u00a4-\u00b7]|ð[Ÿ\u009f]|â[\u0080\u0098-\u009e€š›œ˜™ž]|[ØÙ][\u00a1-\u00bf]|Ã[\u00a0 ]Â|Ã°Å"
 _SIGNS = "\U0001f000-\U0001faff\u2013-\u2026"  # emoji, dashes, quotes and dots
 _MEANT = re.compile(f"[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf{_SIGNS}]")
 _LETTERS = 4  # so many that texts of another language give them by no chance
@@ -26,7 +26,7 @@ _ENCODINGS = (
     *("cp437", "cp850", "cp852", "cp866", "koi8-r", "mac-roman", "iso8859-15", "cp932", "gb18030"),
     *("sloppy-windows-1250", "sloppy-windows-1251", "sloppy-windows-1253"),
 )
-# First bytes of Indic letters, emoji and Arabic letters, and those that may follow.
+# First bytes of Indic letters, quotes, emoji and Arabic letters, and those that may follow.
 _BYTES = {0xE0: range(0xA4, 0xB8), 0xE2: (0x80,), 0xF0: (0x9F,)} | dict.fromkeys(range(0xD8, 0xDC), range(0x80, 0xC0))
 
 # `str` of bytes as pandas writes them; letters as `json.dumps` and `repr` do: in code, behind a quote or a bracket.

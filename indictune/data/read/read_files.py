@@ -198,8 +198,8 @@ def _json_by_columns(path: str) -> Iterator[_Written] | None:
         return None
     first = next(iter(columns.values()))
     keys = first if isinstance(first, dict) else range(len(first))
-    by_row = {name: column.get if isinstance(column, dict) else column.__getitem__ for name, column in columns.items()}
-    rows = ({name: cell(key) for name, cell in by_row.items()} for key in keys)
+    cells = {name: column.get if isinstance(column, dict) else column.__getitem__ for name, column in columns.items()}
+    rows = ({name: cell(key) for name, cell in cells.items()} for key in keys)
     written = r"\ud" if r"\ud" in text.lower() else ""
     return ((number, written, row) for number, row in enumerate(rows, 1))
 
