@@ -113,7 +113,7 @@ def test_a_step_that_is_left_out_changes_no_weight(
 @pytest.mark.more
 def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip"))
-    result = job.start(f"{LOSS}+ENOSPC@indictune.files:_add:1")
+    result = job.start(f"{LOSS}+ENOSPC@indictune.files:json_line:1")
     assert result.returncode == 0, result.stderr
     record = job.folder / "nonfinite.jsonl"
     assert f"warning: {record} cannot be written: No space left on device. The run continues." in result.stderr

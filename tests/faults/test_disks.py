@@ -364,7 +364,7 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
-    result = job.start(f"ENOSPC@indictune.files:_add:1+SIGTERM@{STEP}:5")
+    result = job.start(f"ENOSPC@indictune.files:json_line:1+SIGTERM@{STEP}:5")
     assert result.returncode == 75, result.stderr
     warning = (
         f"warning: {job.folder / 'train_log.jsonl'} cannot be written: No space left on device. The run continues."
