@@ -1,4 +1,4 @@
-"""A Hub on this machine that takes uploads, keeps what it was sent, gives one model, and fails as a test asks."""
+"""A Hub on this machine that takes uploads, keeps what it was sent, gives repositories, and fails as a test asks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
+
+from tests.hub_layouts.shelf import Shelf
 
 BASE = "them/base"  # the name of the model that it gives
 _FILES = f"/{BASE}/resolve/"
@@ -33,13 +35,14 @@ class Fault:
 
     Attributes:
         part: of their paths.
-        answer: a status, or what happens to the connection. A slow answer comes after a second.
+        answer: a status, or what happens to the connection. A slow answer comes after a second, and one that is cut
+            ends in the middle of a file.
         times: so many requests fail.
         headers: of the answer.
     """
 
     part: str
-    answer: int | Literal["drop", "slow"]
+    answer: int | Literal["drop", "slow", "cut"]
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -60,6 +63,7 @@ class Hub:
         stored: large files, by their digest.
         sent: all requests' paths and bodies.
         base: the folder of the model that it gives as `BASE`, or None.
+        shelf: the repositories that it gives.
         role: of the token of its user: write or read.
     """
 
@@ -76,6 +80,7 @@ class Hub:
     sent: list[bytes] = field(default_factory=list)
     base: Path | None = None
     role: str = "write"
+    shelf: Shelf = field(default_factory=Shelf)
 
     def content(self, path: str) -> bytes | None:
         """Of a file of the model that it gives; None where there is none of this path."""
@@ -145,7 +150,7 @@ def hub(refuses: bool = False) -> Iterator[Hub]:
             body = self._body()
             kept.tokens.add(self.headers.get("Authorization") or "")
             path = urlsplit(self.path).path
-            fault = kept.fault(path)
+            fault = kept.fault(unquote(path))
             if fault is not None and fault.answer == "drop":
                 self.close_connection = True
                 return
@@ -154,9 +159,13 @@ def hub(refuses: bool = False) -> Iterator[Hub]:
                 headers = {"Content-Type": "application/json", **fault.headers}
                 self._send(fault.answer, b'{"error": "told to"}', headers)
                 return
-            code, content = kept.answer(path, body)
-            if fault is not None:
+            if fault is not None and fault.answer == "slow":
                 time.sleep(1)
+            given = kept.shelf.answer(self.path, body, self.headers)
+            if given is not None:
+                self._send(given.status, given.body, given.headers, cut=fault is not None and fault.answer == "cut")
+                return
+            code, content = kept.answer(path, body)
             self._send(code, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
         do_PUT = do_POST  # noqa: N815
@@ -182,20 +191,21 @@ def hub(refuses: bool = False) -> Iterator[Hub]:
 
         do_HEAD = do_GET  # noqa: N815
 
-        def _send(self, code: int, content: bytes, headers: dict[str, str]) -> None:
+        def _send(self, code: int, content: bytes, headers: dict[str, str], cut: bool = False) -> None:
             self.send_response(code)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(content)
+                self.wfile.write(content[: len(content) // 2] if cut else content)
+                self.close_connection |= cut
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kept.url = f"http://127.0.0.1:{server.server_port}"
+    kept.url = kept.shelf.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
