@@ -31,8 +31,10 @@ from indictune.models.atomic_folder import (
     whole_folder,
 )
 from indictune.models.load import read_tokenizer, read_weights, trained_config
+from indictune.models.own_code import with_own_code
 from indictune.models.serving_model import serve_as_trained
-from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files
+from indictune.models.trusted_files import ADAPTER, explained
+from indictune.models.weights_files import INDEX, weights_files
 from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"
@@ -69,7 +71,7 @@ def convert(
     else:
         check_run_folder(checkpoint, trust_checkpoint)
         weights = model_state.whole_weights(checkpoint)
-        about = ModelArguments(str(checkpoint), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint)
+        about = ModelArguments(str(checkpoint), trust_remote_code=trust_remote_code)
         model = None if is_adapter else _model(checkpoint, weights, about)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
@@ -120,6 +122,7 @@ def _model(checkpoint: Path, weights: dict[str, Tensor], about: ModelArguments) 
     """The model with all of `weights`, and with the embedding rows that were not trained."""
     with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=about.trust_remote_code)
+        config = with_own_code(config, about, str(checkpoint), COMMAND)
     kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=about.trust_remote_code)

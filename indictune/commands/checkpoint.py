@@ -32,8 +32,8 @@ class CheckpointFlags(Checked):
     )
     trust_checkpoint: bool = flag(
         False,
-        "Read pickles, which can run code: checkpoints outside a run's folder or that other users can write, and "
-        "weights without a safetensors file, those of the base model included.",
+        "Read checkpoints outside a run's folder, or that other users can write. They hold pickles, which can run "
+        "code.",
     )
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
 

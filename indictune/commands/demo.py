@@ -153,12 +153,11 @@ def demo_app(args: DemoFlags) -> Any:
 
     from indictune.serving import gradio_pages
 
-    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "trust_checkpoint": args.trust_checkpoint}
     if holds_language_model(Path(args.model)):
-        model = open_chat_model(args.model, **args.of_answers, **trust)
+        model = open_chat_model(args.model, **args.of_answers, trust_remote_code=args.trust_remote_code)
         blocks = gradio_pages.chat_page(args.name, reply_with(model))
     else:
-        classifier = load_served_classifier(ClassifierArguments(args.model, **trust))
+        classifier = load_served_classifier(ClassifierArguments(args.model, trust_remote_code=args.trust_remote_code))
         blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
     return mount_gradio_app(FastAPI(), blocks, "/", **gradio_pages.SERVER)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LM_EVAL = "lm_eval.json"
 _FLAG = "--lm_eval_tasks"
-_TAKEN = ("model", "output_dir", "per_device_eval_batch_size", "trust_remote_code", "trust_checkpoint")
+_TAKEN = ("model", "output_dir", "per_device_eval_batch_size", "trust_remote_code")
 _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better", "lm_eval_version")
 
 
@@ -118,7 +118,7 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
     ).raise_any()
     named = ModelArguments(args.model, trust_remote_code=args.trust_remote_code)
     config, tokenizer = trained_config(named), load_tokenizer(named, flag="--model")
-    model = load_language_model(named, config, tokenizer, args.trust_checkpoint)
+    model = load_language_model(named, config, tokenizer)
     scored = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=args.per_device_eval_batch_size)
     settings = {"limit": args.lm_eval_limit, "num_fewshot": args.lm_eval_num_fewshot, "log_samples": False}
     try:

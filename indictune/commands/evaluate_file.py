@@ -114,7 +114,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     run.warn(test.notes)
     args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
-    model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
+    model = objective.load(Path(asked.model), asked.trust_remote_code)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     context = RunContext(plan.launch, samples=test.samples)
     rows = test.rows if objective.loss is None else None

@@ -190,7 +190,7 @@ def _model(args: ExportFlags, source: Path) -> PreTrainedModel:
     head = next((head for head in _HEADS if any(name.endswith(head) for name in names)), None)
     if head is None:
         raise UserError("export-not-a-classifier", "--model", args.model, found=", ".join(names) or "none")
-    model: Any = load_trained(source, args.trust_remote_code, args.trust_checkpoint, "cpu", KINDS[head][0])
+    model: Any = load_trained(source, args.trust_remote_code, "cpu", KINDS[head][0])
     model.set_attn_implementation("eager")
     traced: PreTrainedModel = model.eval()
     return traced

@@ -38,6 +38,7 @@ from indictune.models.load import (
     stored_quantisation,
     take_quantisation,
 )
+from indictune.models.own_code import with_own_code
 from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.upstream import set_weight_conversions
 
@@ -159,6 +160,7 @@ def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple
     if config_file(adapter).is_file():  # other tools save none
         with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
             config = AutoConfig.from_pretrained(config_file(adapter), trust_remote_code=base.trust_remote_code)
+            config = with_own_code(config, base, str(adapter), "--adapter")
     if args.base_weights == "dequantised" and not stored_quantisation(config):
         raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
     dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)

@@ -36,8 +36,7 @@ class ModelArguments(Checked):
     )
     trust_checkpoint: bool = flag(
         False,
-        "Read pickles, which can run code: weights without a safetensors file, and checkpoints of another run or "
-        "that other users can write.",
+        "Read checkpoints of another run, or that other users can write. They hold pickles, which can run code.",
     )
     method: Method = flag(
         "full", "`full` trains all weights, `lora` an adapter, `qlora` an adapter on a base model in 4-bit NF4."

@@ -171,7 +171,6 @@ class FinishedModelArguments(Checked):
 
     model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
 
 
 @dataclass
@@ -225,7 +224,6 @@ class EvaluationArguments(TextArguments, BadRowArguments):
     output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")
     per_device_eval_batch_size: int = flag(64, "Rows of one batch on each process.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
-    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
     bf16: bool = flag(False, "Compute in bf16.")
     fp16: bool = flag(False, "Compute in fp16.")
     ddp_timeout: int = flag(1800, "End the command after the processes have waited this many seconds for one.")

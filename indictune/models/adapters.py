@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
+from indictune.models.own_code import SavesCode
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.upstream import commit_of
 
@@ -202,6 +203,8 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
         (Path(folder) / "README.md").unlink(missing_ok=True)  # peft's card (0.21) says nothing; `hub.card` writes one
         base = cast(PreTrainedModel, model.get_base_model())
         base.config.architectures = [type(base).__name__]
+        if isinstance(base, SavesCode):
+            base.save_code(folder)
         if base.can_generate():
             base.config.to_json_file(Path(folder) / CONFIG)
             base.generation_config.save_pretrained(folder)

@@ -30,18 +30,19 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
+from indictune.models.own_code import with_own_code
 from indictune.models.trusted_files import (
     ADAPTER_CONFIG,
     BROKEN,
     MODEL_FLAG,
     check_adapter,
-    check_indexes,
     check_links,
     check_tokenizer_settings,
     check_weights_setting,
     explained,
     first_line,
 )
+from indictune.models.weights_files import are_pickled
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
         _check_values(config)
+        config = with_own_code(config, args, path, flag)
     check_weights_setting(config, flag)
     return config
 
@@ -161,18 +163,21 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"architectures of its config.json is {config.architectures}")
 
 
-def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], task: str) -> PreTrainedConfig:
+def load_config(
+    args: ModelArguments, kind: type[Any], known: Container[type[PreTrainedConfig]], task: str
+) -> PreTrainedConfig:
     """The configuration of a model to train, before any weights are read.
 
     Args:
-        known: transformers' mapping of the configurations that have a model for the task.
+        kind: transformers' Auto class for the task.
+        known: its mapping of the configurations that have a model for the task.
         task: name of such a model, for messages.
 
     Raises:
         UserError: as `read_config`; or `no-model-for-task` or `full-of-quantised`.
     """
     config = read_config(args)
-    brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
+    brings_code = args.trust_remote_code and kind.__name__ in (config.to_dict().get("auto_map") or {})
     if type(config) not in known and not brings_code:
         details = {"task": task, "model_type": config.model_type}
         raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
@@ -263,7 +268,7 @@ def read_weights(
         quantisation = nf4_config()
     is_quantised = quantisation is not None or bool(stored)
     check_weights_setting(config, flag)
-    check_indexes(Path(name), flag)
+    is_pickled = are_pickled(args, flag)
     with explained(args, *BROKEN, flag=flag):
         model, info = kind.from_pretrained(
             name,
@@ -274,7 +279,7 @@ def read_weights(
             device_map=args.device_map,
             attn_implementation=args.attn_implementation,
             quantization_config=quantisation,
-            use_safetensors=None if args.trust_checkpoint else True,
+            use_safetensors=not is_pickled,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -286,18 +291,6 @@ def read_weights(
         freeze_quantised(model, torch.bfloat16 if kind is AutoModelForCausalLM else torch.float32)
     model.config.use_cache = False  # training reads a text once
     return model, set(info["missing_keys"]) | mismatched
-
-
-def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
-    """Whether the class of the model will come with its files, and not from transformers."""
-    own = config.to_dict().get("auto_map") or {}
-    return args.trust_remote_code and any(name.startswith("AutoModel") for name in own)
-
-
-def runs_own_code(model: nn.Module) -> bool:
-    """Whether the model runs Python code that came with its files, with the user's permission."""
-    # FSDP2 replaces the class of a sharded model by a subclass.
-    return any(each.__module__.startswith("transformers_modules") for each in type(without_adapter(model)).__mro__)
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -323,7 +316,6 @@ def check_vocabulary(
 def load_trained(
     folder: str | Path,
     trust_remote_code: bool = False,
-    trust_checkpoint: bool = False,
     device_map: str | None = None,
     kind: type[Any] = AutoModelForSequenceClassification,
     dtype: torch.dtype = torch.float32,
@@ -331,16 +323,13 @@ def load_trained(
     """A finished run's model for inference, quantised as in training.
 
     Args:
-        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
         device_map: "cpu" loads it there even if there is a GPU.
         dtype: of the weights, unless they are quantised.
 
     Raises:
         UserError: the folder holds no finished model, or the adapter's base is unreadable.
     """
-    args = ModelArguments(
-        str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
-    )
+    args = ModelArguments(str(folder), trust_remote_code=trust_remote_code, device_map=device_map)
     config = trained_config(args)
     if not (Path(folder) / ADAPTER_CONFIG).exists():
         model, new = read_weights(kind, args, config, dtype, "--model")
@@ -364,7 +353,7 @@ def trained_config(args: ModelArguments) -> PreTrainedConfig:
     with explained(args, Exception, flag="--model"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-    return config
+        return with_own_code(config, args, str(folder), "--model")
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -59,7 +59,8 @@ def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
         UserError: as `load_config`, or `encoder-decoder` (T5, BART). transformers' heads on these (5.23) refuse a text
             without its end token, such as a truncated one.
     """
-    config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    config = load_config(args, AutoModelForSequenceClassification, known, "classifier of sequences")
     if config.is_encoder_decoder:
         raise UserError("encoder-decoder", MODEL_FLAG, args.model_name_or_path, model_type=config.model_type)
     return config
@@ -277,7 +278,7 @@ def _name_problems(model: PreTrainedModel, args: ModelArguments, untouched: Sequ
 
 def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
     """`load_config` for a causal language model."""
-    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+    return load_config(args, AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
 
 
 def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:

@@ -21,8 +21,6 @@ from indictune.errors import Problem, UserError, problem
 
 logger = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -126,39 +124,6 @@ def check_weights_setting(config: PreTrainedConfig, flag: str) -> None:
         raise UserError("config-names-weights", flag, config.name_or_path, named=repr(named))
 
 
-def check_indexes(folder: Path, flag: str) -> None:
-    """Refuse an index of weights that names a file outside its folder: transformers 5.23 would read it.
-
-    Raises:
-        UserError: `index-outside-model` or `index-unreadable`.
-    """
-    for index in sorted(folder.glob("*.index.json")):
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            outside = sorted(name for name in names if not is_inside(name))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError("index-unreadable", flag, folder, file=index.name, reason=repr(error)) from error
-        if outside:
-            named = ", ".join(map(repr, outside[:3]))
-            raise UserError("index-outside-model", flag, folder, file=index.name, named=named)
-
-
-def weights_files(folder: Path, flag: str) -> list[Path]:
-    """The safetensors files of a model.
-
-    Raises:
-        UserError: `weights-missing`, or as `check_indexes`.
-    """
-    names = [WHOLE]
-    if (folder / INDEX).is_file():
-        check_indexes(folder, flag)
-        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise UserError("weights-missing", flag, folder, files=", ".join(missing[:3]))
-    return [folder / name for name in names]
-
-
 def check_adapter(folder: Path, flag: str) -> None:
     """Refuse an adapter with which peft (0.21) would read or import more than safetensors and JSON of its folder.
 
@@ -221,9 +186,6 @@ def load_problem(args: ModelArguments, error: BaseException, flag: str = MODEL_F
         return problem("folder-without-model", *given, hint=hint)
     if "trust_remote_code" in str(error):
         return problem("model-needs-its-code", *given)
-    is_pickled = any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("model*.safetensors"))
-    if (is_pickled and isinstance(error, OSError)) or "Please do not set `use_safetensors=True`" in str(error):
-        return problem("pickle-not-trusted", *given)
     causes = tuple(_causes(error))
     for kind, code in _OF_THE_HUB.items():
         if any(isinstance(cause, kind) for cause in causes):

@@ -18,13 +18,14 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import serving_model
 from indictune.models.attention import ATTENTION
-from indictune.models.load import has_own_code, without_adapter
+from indictune.models.load import without_adapter
+from indictune.models.own_code import has_own_code
 from indictune.upstream import attention_of
 
 logger = logging.getLogger(__name__)
 
 # tests/models/test_unpadded.py compares each with the padded model.
-CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
+CLASSIFIERS = ("albert", "bert", "gemma3_text", "llama", "modernbert", "qwen3", "roberta", "xlm-roberta")
 CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 ATTENTIONS = (None, "sdpa")  # `ATTENTION` can replace these
 # Classifiers of transformers (5.23) whose logits of a row depend on its padding: their convolutions, Fourier
@@ -106,7 +107,7 @@ def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
     own.set_attn_implementation(ATTENTION)
     if not trains and own.config.model_type in serving_model.TYPES:
         serving_model.read_first_tokens(own)
-    elif own.config.model_type == "llama":
+    elif own.config.model_type in ("gemma3_text", "llama", "qwen3"):
         last = _LastTokens(own.config.pad_token_id)
         own.base_model.register_forward_hook(last.keep)
         own.register_forward_hook(last.choose, with_kwargs=True)

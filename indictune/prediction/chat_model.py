@@ -103,7 +103,6 @@ def open_chat_model(
     temperature: float = 0.0,
     chat_template: str | None = None,
     trust_remote_code: bool = False,
-    trust_checkpoint: bool = False,
 ) -> ChatModel:
     """The model of a folder, ready to answer, on a GPU where there is one. Arguments as of `indictune chat`.
 
@@ -116,7 +115,7 @@ def open_chat_model(
     config = trained_config(named)
     tokenizer = load_tokenizer(named, flag="--model")
     template = choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)
-    loaded = load_language_model(named, config, tokenizer, trust_checkpoint)
+    loaded = load_language_model(named, config, tokenizer)
     base = without_adapter(loaded)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
@@ -128,15 +127,12 @@ def open_chat_model(
     return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, positions_of(config), [])
 
 
-def load_language_model(
-    named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, trusts_checkpoint: bool
-) -> Model:
+def load_language_model(named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Model:
     """The weights of a folder, on a GPU where there is one; a `UserError` if they do not fit the tokenizer."""
     has_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if has_gpu else cast(torch.dtype, config.dtype or torch.float32)
     where = "auto" if has_gpu else None
-    trust = named.trust_remote_code, trusts_checkpoint
-    model = load_trained(named.model_name_or_path, *trust, where, AutoModelForCausalLM, dtype)
+    model = load_trained(named.model_name_or_path, named.trust_remote_code, where, AutoModelForCausalLM, dtype)
     check_vocabulary(named, model, tokenizer, flag="--model")
     return model.eval()
 

@@ -69,9 +69,7 @@ class ServedModel:
 
 def served_model(asked: ClassifierArguments, problems: Problems) -> ServedModel | None:
     """The classifier that the flags name; None if `problems` got a reason why there is none."""
-    args = ModelArguments(
-        asked.model, trust_remote_code=asked.trust_remote_code, trust_checkpoint=asked.trust_checkpoint
-    )
+    args = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
     config = problems.attempt(classifier_config, args)
     if config is None:
         return None
@@ -138,7 +136,7 @@ class Classifier:
         self._max_tokens = max_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         args, config, tokenizer = served.args, served.config, served.tokenizer
         is_quantised = bool(stored_quantisation(config))
-        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code, args.trust_checkpoint)
+        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code)
         check_vocabulary(args, model, tokenizer, flag="--model")
         self._padded = pads("auto", args, config)
         self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)

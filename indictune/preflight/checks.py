@@ -21,6 +21,7 @@ from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, dropout_of, stored_quantisation
+from indictune.models.weights_files import are_pickled
 from indictune.preflight.values import (
     check_evaluations,
     check_fixed_values,
@@ -183,8 +184,8 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:
-    """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
-    config, found = plan.model_config, list[Problem]()
+    """Check the model's weights, and its configuration, which the plan has, against method, strategy and lengths."""
+    config, found = plan.model_config, problems_of(are_pickled, plan.model)
     assert config is not None
     if plan.model.vocabulary_from_train is not None:
         from indictune.models.task_models import check_learned_vocabulary

@@ -87,7 +87,6 @@ def make_evaluation_plan(
     problems = Problems(recipe.problems)
     asked = _built(recipe, EvaluationArguments, problems)
     model = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
-    model.trust_checkpoint = asked.trust_checkpoint
     arguments = unresolved(task.arguments[-1], recipe.values)
     launch = _launch(environ, arguments, problems)
     launch = for_evaluation(launch, environ) if launch.is_known else launch

@@ -77,9 +77,9 @@ class Objective(ABC):
         """The numbers of a block that the Trainer logs and compares checkpoints by."""
         return {name: block[name] for name in ("loss", *self.METRICS)}
 
-    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
+    def load(self, folder: Path, trusts_code: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
-        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind, self.dtype)
+        return load_trained(folder, trusts_code, device_map, self.kind, self.dtype)
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:  # noqa: B027, most tasks have nothing to do
         """Prepare the tokenizer saved in a folder for programs without this package."""

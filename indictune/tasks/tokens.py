@@ -98,7 +98,8 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     arguments = (ModelArguments, DataArguments, Args)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        return load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
+        known = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        return load_config(args, AutoModelForTokenClassification, known, "classifier of tokens")
 
     def check(self, plan: Plan) -> list[Problem]:
         data = plan.data

@@ -16,7 +16,7 @@ from torch import nn
 from indictune.data.collation import PadToLongest
 from indictune.distributed import collectives, sharding
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.load import runs_own_code
+from indictune.models.own_code import runs_own_code
 from indictune.run import OWN_PROGRESS
 from indictune.training.exact_trainer import ExactTrainer
 
@@ -111,8 +111,7 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
 def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:
     """How the model in `folder` differs from the trained one. The reader refuses missing weights and other shapes."""
     with sharding.loading_alone():
-        trusts_code, trusts_checkpoint = runs_own_code(trained.model), trainer.trusts_checkpoint
-        saved = trainer.objective.load(folder, trusts_code, trusts_checkpoint, device_map="cpu")
+        saved = trainer.objective.load(folder, runs_own_code(trained.model), device_map="cpu")
     threads = torch.get_num_threads()
     if sum(each.numel() for each in saved.parameters()) > LARGE:
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait

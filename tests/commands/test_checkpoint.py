@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from indictune.checkpoint import plain_model, store
 from indictune.cli import main
 from indictune.config.arguments import ModelArguments
-from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.task_models import TEMPERATURE
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
@@ -225,9 +224,7 @@ def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) 
     assert converted == own
 
 
-def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
-    finished_run: FinishedRun, tmp_path: Path
-) -> None:
+def test_the_base_of_a_model_in_parts_may_be_a_bin(finished_run: FinishedRun, tmp_path: Path) -> None:
     base = shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), tmp_path / "base")
     torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
     (base / "model.safetensors").unlink()
@@ -235,11 +232,6 @@ def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
     recipe = f"model_name_or_path: {base}\nmodel_revision: main\n"
     (checkpoint / "recipe.yaml").write_text(recipe, encoding="utf-8")
     config = AutoConfig.from_pretrained(checkpoint)
-
-    def embedding(trusts: bool) -> torch.Tensor:
-        about = ModelArguments(str(checkpoint), trust_checkpoint=trusts)
-        return plain_model._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, about)
-
-    with pytest.raises(UserError, match=r"\[pickle-not-trusted\]"):
-        embedding(trusts=False)
-    assert embedding(trusts=True).shape == (config.vocab_size, config.hidden_size)
+    about = ModelArguments(str(checkpoint))
+    embedding = plain_model._embedding_at_start(checkpoint, AutoModelForSequenceClassification, config, about)
+    assert embedding.shape == (config.vocab_size, config.hidden_size)

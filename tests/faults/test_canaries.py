@@ -139,8 +139,8 @@ class TestAForeignModel:
     @pytest.mark.parametrize(
         ("tamper", "code"),
         [
-            (only_a_bin, "pickle-not-trusted"),
-            (only_bins_in_shards, "pickle-not-trusted"),
+            (only_a_bin, "pickle-refused"),
+            (only_bins_in_shards, "pickle-refused"),
             (weights_that_are_a_pickle, "model-unreadable"),
             (pickles_beside, None),
             (code_of_an_unknown_type, "model-needs-its-code"),
@@ -173,27 +173,22 @@ class TestAForeignModel:
             load_classifier_config(ModelArguments(str(folder), trust_remote_code=True))
         assert canary.ran.exists()
 
-    def test_of_tensors_in_a_bin_is_read_where_it_is_trusted(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("is_zip", [True, False])
+    def test_of_tensors_in_a_bin_is_read(self, tmp_path: Path, is_zip: bool) -> None:
         folder = model_in(tmp_path / "model")
         args = ModelArguments(str(folder))
         model = load_classifier(args, ["no", "yes"], load_tokenizer(args))
-        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        torch.save(model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
         (folder / "model.safetensors").unlink()
-        with refused("pickle-not-trusted"):
-            load_classifier(args, ["no", "yes"], load_tokenizer(args))
-        args = replace(args, trust_checkpoint=True)
         found = load_classifier(args, ["no", "yes"], load_tokenizer(args)).state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
     @pytest.mark.more
-    def test_of_tensors_in_a_bin_is_the_base_of_an_adapter_where_it_is_trusted(
-        self, finished_run: FinishedRun, tmp_path: Path
-    ) -> None:
+    def test_of_tensors_in_a_bin_is_the_base_of_an_adapter(self, finished_run: FinishedRun, tmp_path: Path) -> None:
         """By the run, which reads its adapter again, and by what evaluates that."""
         base, folder = model_in(tmp_path / "model"), tmp_path / "out"
         torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
         (base / "model.safetensors").unlink()
-        trusted = ("--trust_checkpoint", "true")
         flags = (
             "--model_name_or_path",
             str(base),
@@ -204,17 +199,12 @@ class TestAForeignModel:
             "--output_dir",
             str(folder),
         )
-        result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags, *trusted])
+        result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags])
         assert result.returncode == 0, result.stderr
         assert (folder / "adapter_model.safetensors").is_file()
-        recipe = folder / "recipe.yaml"
-        recipe.write_text(recipe.read_text() + "trust_checkpoint: true\n")  # by which the folder would trust itself
         test_file = finished_run.recipe.parent / "test.jsonl"
         command = ("evaluate", "--model", str(folder), "--test_file", str(test_file))
-        untrusted = subprocess_of(*command)
-        assert untrusted.returncode == 2, untrusted.stderr
-        assert "[pickle-not-trusted]" in untrusted.stderr
-        evaluated = subprocess_of(*command, *trusted)
+        evaluated = subprocess_of(*command)
         assert evaluated.returncode == 0, evaluated.stderr
         block = json.loads((folder / "evaluation/test/metrics.json").read_text())["test"]
         assert block == json.loads((folder / "metrics.json").read_text())["test"]

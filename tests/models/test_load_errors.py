@@ -143,9 +143,10 @@ def test_weights_that_are_missing_or_broken(saved: Callable[[str], str], content
     if content is not None:
         (folder / "model.safetensors").write_bytes(content)
     args = ModelArguments(str(folder))
-    with refused("model-unreadable", str(folder), flag="--model_name_or_path"):
+    code = "weights-not-found" if content is None else "model-unreadable"
+    with refused(code, str(folder), flag="--model_name_or_path"):
         load_classifier(args, ["no", "yes"], words_tokenizer())
-    with refused("model-unreadable", str(folder), flag="--model"):
+    with refused(code, str(folder), flag="--model"):
         load_trained(folder)
 
 

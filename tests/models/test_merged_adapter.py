@@ -505,12 +505,12 @@ def linked(base: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "named"),
     [
-        (without_weights, "pickle-not-trusted", ""),
+        (without_weights, "pickle-refused", ""),
         (without_a_tensor, "adapter-does-not-fit", "model.norm.weight"),
         (lambda base: (base / "config.json").unlink(), "folder-without-model", ""),
         (linked, "link-outside-model", "of_the_base.json"),
         (lambda base: (base / "model.safetensors").write_bytes(b"no"), "model-unreadable", ""),
-        (lambda base: (base / "model.safetensors").unlink(), "model-unreadable", "model.safetensors"),
+        (lambda base: (base / "model.safetensors").unlink(), "weights-not-found", "model.safetensors"),
     ],
 )
 def test_a_base_that_cannot_be_merged_is_refused(

@@ -45,7 +45,9 @@ def rows_of(lengths: Sequence[int], pad_token_id: int) -> list[Row]:
 
 
 def classifier(model_type: str, lora: bool = False) -> Any:
-    config = CONFIGS[model_type.removesuffix("-mean")]()
+    config = CONFIGS[model_type.partition("-both")[0].removesuffix("-mean")]()
+    if model_type.endswith("-both"):  # in both directions, as EmbeddingGemma
+        config.use_bidirectional_attention = True
     if model_type.endswith("-mean"):  # as published
         config.classifier_pooling = "mean"
     config.num_labels = 3
@@ -92,7 +94,7 @@ def test_a_head_computes_in_half_precision_as_with_padding(model_type: str) -> N
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean"])
+@pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean", "gemma3_text-both"])
 class TestClassifiers:
     def test_logits_and_gradients_are_those_of_the_padded_model(self, model_type: str, lora: bool) -> None:
         model = classifier(model_type, lora)
