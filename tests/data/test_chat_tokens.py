@@ -404,10 +404,9 @@ def test_refused_rows_of_all_batches_are_reported(byte_level: PreTrainedTokenize
 
 
 def test_rows_whose_answers_the_template_does_not_mark_are_reported(byte_level: PreTrainedTokenizerFast) -> None:
-    template = MARKED.replace("{%- generation", "{% if m.content != 'A' %}{%- generation").replace(
-        "{% endgeneration %}", "{% endgeneration %}{% endif %}"
-    )
-    template = template.replace("messages", "messages[1:]")
+    template = MARKED.replace(
+        "{%- generation", "{% if m.content in 'AQ' %}{{ m.content }}{% else %}{%- generation"
+    ).replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
     given = rows(chat(("Q", "B C")), chat(("Q", "A")))
     found = problems_raised(lambda: tokenise_chats(given, byte_level, template, 99, False))
     assert found == ["--train_file t.jsonl:2 answer-unmarked"]
