@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def learned(
             pieces = [[]] if row["labels"][0] == -100 else [[row["labels"][0]]]
             for label in row["labels"][1:]:
                 pieces = [*pieces, []] if label == -100 else [*pieces[:-1], [*pieces[-1], label]]
-            found.append((tokenizer.decode(row["input_ids"]), [tokenizer.decode(each) for each in pieces if each]))
+            text, *answers = (str(tokenizer.decode(each)) for each in (row["input_ids"], *pieces) if each)
+            found.append((text, answers))
     return found, bad.notes()
 
 
@@ -177,6 +179,24 @@ def test_rows_of_a_conversation_that_the_cut_leaves_no_answer_are_counted() -> N
     assert found_problems == [f"--train_file t.jsonl:{line} answers-cut-off" for line in (1, 2)]
 
 
+def test_each_conversation_is_one_sample_however_many_rows_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chats = [TWO_TURNS, chat(("Q3", "A3")), chat(("Q4", "A4"), ("Q5", "A5"), ("Q6", "A6"))]
+    Path("t.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in chats), encoding="utf-8")
+    tokenizer, args = tokenizer_of(QWEN_3), ChatDataArguments(train_file="t.jsonl", validation_file="t.jsonl")
+    splits = load(args)
+    made = tokenise_chat_splits(splits, tokenizer, set_template(tokenizer, splits.rows, args), args)
+    assert [len(each) for each in made.datasets.values()] == [6, 6]
+    assert made.notes[0].startswith("--train_file t.jsonl: the chat template writes earlier answers otherwise")
+    assert [made.location(index) for index in range(6)] == [f"t.jsonl:{line}" for line in (1, 1, 2, 3, 3, 3)]
+    sampled, of_samples = made.samples(9)
+    assert sampled == chats
+    assert of_samples is not None
+    assert of_samples["rows"][:] == [[0], [1], [2]]
+
+
 THOUGHTS = chat(("Q1", "<think>\nT1\n</think>\n\nA1"), ("Q2", "<think>\nT2\n</think>\n\nA2"))
 
 
@@ -230,10 +250,9 @@ def test_a_template_that_opens_thoughts_does_not_where_that_is_its_way_to_answer
     (note,) = template_notes(tokenizer, template, False)
     assert "enable_thinking false" in note
     user = [{"role": "user", "content": "Q"}]
-    texts = [
-        str(tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True, **given))
-        for given in ({}, {"enable_thinking": True})
-    ]
+    settings: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    as_saved_and_thinking: list[dict[str, Any]] = [{}, {"enable_thinking": True}]
+    texts = [str(tokenizer.apply_chat_template(user, **settings, **given)) for given in as_saved_and_thinking]
     assert [text.endswith("<think>\n") for text in texts] == [False, True]
     assert choose_template(tokenizer, None, False, False) == template  # of the saved tokenizer
 
@@ -249,6 +268,23 @@ def test_a_token_with_characters_of_prompt_and_answer_is_learned() -> None:
     (row,) = tokenise_chats(rows(chat((". o", "k ."))), tokenizer, tokenizer.chat_template, 9)
     assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == [".", "ok", "."]
     assert row["labels"] == [-100, *row["input_ids"][1:]]
+
+
+def test_a_token_with_characters_of_prompt_and_thoughts_is_not_learned_where_thoughts_are_not() -> None:
+    tokenizer, template = words_tokenizer(), "{% for m in messages %}{{ m.content }}{% endfor %}"
+    given, bad = rows(chat((". o", "<think>b ok </think> ok"))), BadRows("t.jsonl")
+    (batch,) = tokenised_chats(given.table.to_batches(), tokenizer, template, 9, False, bad, train_on_thinking=False)
+    assert batch["labels"].to_pylist() == [[-100, -100, -100, -100, tokenizer.convert_tokens_to_ids("ok")]]
+
+
+def test_a_template_that_always_opens_thoughts_learns_answers_that_have_some() -> None:
+    opens = "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+    tokenizer = tokenizer_of(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{opens}")
+    assert choose_template(tokenizer, None, False, False) == tokenizer.chat_template
+    found, _ = learned(tokenizer, THOUGHTS[:2])
+    assert found[0][1] == ["T1\n</think>\n\nA1"]
+    refused = problems_raised(lambda: learned(tokenizer, TWO_TURNS))
+    assert refused == ["t.jsonl:1 template-rewrites-prompt"]
 
 
 def test_markers_that_are_no_tokens_are_the_models_own_format() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -183,10 +183,9 @@ def tokenised_chats(
 
     Args:
         max_length: rows keep their first tokens, this many.
-        train_on_prompts: the loss counts every token, not only those of answers.
+        train_on_prompts, train_on_thinking: as of `ChatWriter`.
         bad: gets rows that `ChatWriter` refuses, and rows without an answer that counts, or with none left by the cut.
         positions: most tokens that the model reads; None for no limit.
-        train_on_thinking: the loss counts tokens of thinking blocks too.
 
     Yields:
         The columns of `SCHEMA`, in the order of the rows, with a row for each text of `ChatWriter.write`. `labels` has
@@ -208,11 +207,8 @@ def tokenised_chats(
         rows = [row for row, _ in written]
         kept = [each for each in zip(rows, ids, labels, strict=True) if (each[2][:max_length] != IGNORED_LABEL).any()]
         usable = {row for row, *_ in kept}
-        for row, length in dict(zip(rows, map(len, ids), strict=True)).items():  # of the whole conversation
-            if row not in usable:
-                is_beyond = positions is not None and length > positions
-                code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
-                _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
+        lengths = dict(zip(rows, map(len, ids), strict=True))  # of whole conversations, whose texts come last
+        _add_cut(bad, batch, {row: lengths[row] for row in lengths if row not in usable}, max_length, positions)
         if kept:
             yield _columns(batch, first, kept, max_length)
         first += batch.num_rows
@@ -227,8 +223,8 @@ def tokenised_chats(
 def _remark_on_texts(source: str, conversations: int, texts: int, lost: int) -> str:
     cut = f" {lost:,} more answers lie beyond --max_length, and are not learned." if lost else ""
     return (
-        f"{source}: the chat template writes an answer otherwise once the conversation goes on, so each such answer "
-        f"is learned in a row that ends with it: {conversations:,} conversations make {texts:,} rows.{cut}"
+        f"{source}: the chat template writes earlier answers otherwise than the last one, so each such answer is "
+        f"learned in a row that ends with it: {conversations:,} conversations make {texts:,} rows.{cut}"
     )
 
 
@@ -268,6 +264,15 @@ def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> list[
             else:
                 _add_bad(bad, batch, row, "answer-unmarked")
     return written
+
+
+def _add_cut(
+    bad: BadRows, batch: pa.RecordBatch, lengths: Mapping[int, int], max_length: int, positions: int | None
+) -> None:
+    for row, length in lengths.items():
+        is_beyond = positions is not None and length > positions
+        code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
+        _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
 
 
 def _add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:

@@ -87,8 +87,8 @@ class ChatWriter:
     def write(self, messages: Sequence[Message]) -> list[Written]:
         """The texts that a conversation is learned from. Each answer is counted in one of them.
 
-        The last text is the whole conversation. An answer that the template writes otherwise once the conversation
-        goes on, such as one whose thoughts are left out then, has a text of its own before it, which ends with it.
+        The last text is the whole conversation. An answer that the template writes otherwise there, such as one whose
+        thoughts are left out once another message follows, has a text of its own before it, which ends with it.
 
         Raises:
             RowError: the template drops a message, or does not begin an answered conversation as it writes its prompt.
