@@ -23,6 +23,7 @@ from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.data.chats import load_test_file, tokenise_chats
+from tests.data.published_templates import AIRAVATA, MISTRAL
 from tests.models.tiny import words_tokenizer
 from tests.problems import problems_raised, summaries
 from tests.ranks.launching import ROOT
@@ -248,6 +249,30 @@ def test_llama2_labels_are_the_answers_with_their_ends(
     (labels,) = encode(llama2, name, rows(chat(*turns)))["labels"][:]
     expected = [f" {answer} </s>" if name == "llama2" else f"{answer}</s>" for _, answer in turns]
     assert counted(llama2, labels) == "".join(expected)
+
+
+@pytest.mark.parametrize("tokenizer", ["llama2", "llama2_of_every_token"])
+@pytest.mark.parametrize("name", ["llama2", "plain"])
+def test_llama2_labels_are_the_same_without_marks(request: pytest.FixtureRequest, name: str, tokenizer: str) -> None:
+    llama2, given = request.getfixturevalue(tokenizer), rows(*(chat(*turns) for turns in TURNS))
+    marked = choose_template(llama2, name, False, False)
+    unmarked = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", marked)
+    tables = [tokenise_chats(given, llama2, each, 1000).to_dict() for each in (marked, unmarked)]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("template", [AIRAVATA, MISTRAL])
+def test_llama2_answers_follow_the_prompts_of_templates_without_marks(
+    llama2: PreTrainedTokenizerBase, template: str
+) -> None:
+    for row, turns in zip(
+        tokenise_chats(rows(*(chat(*turns) for turns in TURNS)), llama2, template, 1000), TURNS, strict=True
+    ):
+        prompt = prompt_ids(chat(*turns), llama2, template)
+        assert row["input_ids"][: len(prompt)] == prompt
+        answer = row["labels"][len(prompt) :]
+        assert row["labels"][len(prompt) - 1] == -100
+        assert (counted(llama2, answer).strip(), answer[-1]) == (f"{turns[-1][1]}</s>", 2)
 
 
 def test_llama2_labels_token_by_token(llama2: PreTrainedTokenizerBase) -> None:
