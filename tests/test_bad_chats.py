@@ -16,6 +16,7 @@ from indictune.models import builtin
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.training.run_task import run_task
+from tests.data.published_templates import DROPS_TURNS, NOT_A_PREFIX
 from tests.ranks.launching import ROOT, accelerate, start
 
 SCRIPT = ROOT / "scripts" / "train_llama.py"
@@ -89,12 +90,24 @@ def test_a_bad_row_is_reported_with_its_place(job: Job, rows: list[object], code
     assert f"{job.folder / 'bad.jsonl'}:{len(rows)}" in message
 
 
-def test_a_template_that_does_not_mark_the_answer_is_refused(job: Job) -> None:
-    template = job.folder / "mine.jinja"
-    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-    message = job.message(chat_template=str(template))
-    assert message.startswith(f"--chat_template {template}: ")
-    assert message.endswith("[chat-template-without-marks]")
+@pytest.mark.parametrize(
+    ("jinja", "culprit", "code"),
+    [
+        ("{% generation %}{% endgeneration %}", "--chat_template mine.jinja: ", "chat-template-without-marks"),
+        (NOT_A_PREFIX, "--chat_template mine.jinja: ", "template-rewrites-prompt"),
+        (DROPS_TURNS, "--train_file drops.jsonl:2: ", "template-drops-text"),
+    ],
+)
+def test_a_template_that_does_not_show_its_answers_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch, jinja: str, culprit: str, code: str
+) -> None:
+    monkeypatch.chdir(job.folder)
+    Path("mine.jinja").write_text(jinja)
+    job.write("drops.jsonl", *({"messages": [USER, ANSWER] * number} for number in (1, 2)))
+    message = job.message(train_file="drops.jsonl", chat_template="mine.jinja")
+    assert message.startswith(culprit)
+    assert message.endswith(f"[{code}]")
+    assert sorted(path.name for path in (job.folder / "out").iterdir()) == [".lock", "logs", "status.json"]
 
 
 def test_a_template_is_refused_before_many_rows_are_read(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,8 @@ _USAGE = "indictune evaluate --model DIR --test_file F"
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
     *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings"),
-    *("chat_template", "train_on_prompts", "per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
+    *("chat_template", "train_on_prompts", "train_on_thinking", "regression_loss"),
+    *("per_device_eval_batch_size", "bf16", "fp16"),
 )
 
 

@@ -30,10 +30,13 @@ class ChatArguments(Checked):
     )
     chat_template: str | None = flag(
         None,
-        "How messages become text: llama3, llama2, chatml, plain, or a .jinja file that marks the answers. Default: "
-        "the tokenizer's own; `plain` for prompt and completion texts.",
+        "How messages become text: llama3, llama2, chatml, plain, or a .jinja file. Default: the tokenizer's own; "
+        "`plain` for prompt and completion texts.",
     )
     train_on_prompts: bool = flag(False, "Compute the loss on all tokens, not only on those of the answers.")
+    train_on_thinking: bool = flag(
+        True, "Compute the loss on thoughts too: what the template writes from `<think>` to `</think>`."
+    )
     max_length: int = flag(2048, "Cut rows to this many tokens. The number of cut rows is reported before training.")
 
 

@@ -219,6 +219,7 @@ class EvaluationArguments(TextArguments, BadRowArguments):
     columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
     chat_template: str | None = flag(None, "How messages become text.")
     train_on_prompts: bool = flag(False, "Score all tokens, not only those of the answers.")
+    train_on_thinking: bool = flag(True, "Score thoughts too, from `<think>` to `</think>`.")
     num_sample_generations: int = flag(0, "Let a language model answer this many rows, and score what it writes.")
     max_new_tokens: int = flag(256, "Most tokens of such an answer.")
     output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")

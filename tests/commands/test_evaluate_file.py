@@ -242,6 +242,14 @@ def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> 
     assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 
 
+def test_thoughts_count_as_in_training(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("train_on_thinking: false\n")
+    recipe = read_recipe([], (EvaluationArguments,))
+    _take_from_training(recipe, tmp_path)
+    assert recipe.values == {"train_on_thinking": False}
+
+
 def test_labels_are_named_as_in_training(tmp_path: Path) -> None:
     given = {"label_map": ["pos=positive"], "keep_label_spellings": True, "label_column": ["joy", "anger"]}
     (tmp_path / "config.json").write_text("{}")

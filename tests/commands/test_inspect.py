@@ -19,6 +19,7 @@ from tests.ranks.launching import ROOT
 DOLLY = {"instruction": "किसने लिखा?", "context": "गोदान प्रेमचंद ने लिखा।", "response": "प्रेमचंद ✍🏽", "id": "7"}
 ASKED = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nकिसने लिखा?\n\nगोदान प्रेमचंद ने लिखा।<|eot_id|>"
 OPENED = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+TEMPLATES = ROOT / "indictune/data/chat_templates"
 MARKED = re.compile(r"«(.*?)»", re.DOTALL)
 
 Show = Callable[..., list[str]]
@@ -63,6 +64,22 @@ def test_the_flags_of_the_run_count(show: Show) -> None:
     assert len(MARKED.findall(text)) <= 19
     (row,) = show("chats.jsonl", "--show_mask", "1", "--chat_template", "plain")
     assert MARKED.sub(r"\1", row).split("\n", 1)[1].startswith("<|begin_of_text|>किसने लिखा?\n\nगोदान")
+
+
+def test_answers_of_a_template_without_marks_are_marked_alike(show: Show) -> None:
+    unmarked = re.sub(r"\{%- (end)?generation %\}", "", (TEMPLATES / "llama3.jinja").read_text(encoding="utf-8"))
+    Path("unmarked.jinja").write_text(unmarked, encoding="utf-8")
+    assert "generation %}" not in unmarked
+    rows = [show("chats.jsonl", "--show_mask", "1", "--chat_template", each) for each in ("llama3", "unmarked.jinja")]
+    assert rows[0] == rows[1]
+    assert "«<|eot_id|>»" in rows[0][0]
+
+
+def test_thoughts_are_learned_unless_they_are_not_to_be(show: Show) -> None:
+    Path("chats.jsonl").write_text(json.dumps({"instruction": "a", "output": "<think>b</think>c"}))
+    for flags, learned in (((), "<think>b</think>c"), (("--train_on_thinking", "false"), "c")):
+        (row,) = show("chats.jsonl", *flags)
+        assert "".join(MARKED.findall(row)) == f"{learned}<|eot_id|>"
 
 
 @pytest.mark.usefixtures("show")

@@ -23,6 +23,7 @@ from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.data.chats import load_test_file, tokenise_chats
+from tests.data.published_templates import AIRAVATA, MISTRAL
 from tests.models.tiny import words_tokenizer
 from tests.problems import problems_raised, summaries
 from tests.ranks.launching import ROOT
@@ -250,6 +251,30 @@ def test_llama2_labels_are_the_answers_with_their_ends(
     assert counted(llama2, labels) == "".join(expected)
 
 
+@pytest.mark.parametrize("tokenizer", ["llama2", "llama2_of_every_token"])
+@pytest.mark.parametrize("name", ["llama2", "plain"])
+def test_llama2_labels_are_the_same_without_marks(request: pytest.FixtureRequest, name: str, tokenizer: str) -> None:
+    llama2, given = request.getfixturevalue(tokenizer), rows(*(chat(*turns) for turns in TURNS))
+    marked = choose_template(llama2, name, False, False)
+    unmarked = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", marked)
+    tables = [tokenise_chats(given, llama2, each, 1000).to_dict() for each in (marked, unmarked)]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("template", [AIRAVATA, MISTRAL])
+def test_llama2_answers_follow_the_prompts_of_templates_without_marks(
+    llama2: PreTrainedTokenizerBase, template: str
+) -> None:
+    for row, turns in zip(
+        tokenise_chats(rows(*(chat(*turns) for turns in TURNS)), llama2, template, 1000), TURNS, strict=True
+    ):
+        prompt = prompt_ids(chat(*turns), llama2, template)
+        assert row["input_ids"][: len(prompt)] == prompt
+        answer = row["labels"][len(prompt) :]
+        assert row["labels"][len(prompt) - 1] == -100
+        assert (counted(llama2, answer).strip(), answer[-1]) == (f"{turns[-1][1]}</s>", 2)
+
+
 def test_llama2_labels_token_by_token(llama2: PreTrainedTokenizerBase) -> None:
     """Neither అ nor 😀 is in the vocabulary: three bytes and four."""
     (row,) = encode(llama2, "llama2", rows(chat(("a", "అ😀"))))
@@ -404,10 +429,9 @@ def test_refused_rows_of_all_batches_are_reported(byte_level: PreTrainedTokenize
 
 
 def test_rows_whose_answers_the_template_does_not_mark_are_reported(byte_level: PreTrainedTokenizerFast) -> None:
-    template = MARKED.replace("{%- generation", "{% if m.content != 'A' %}{%- generation").replace(
-        "{% endgeneration %}", "{% endgeneration %}{% endif %}"
-    )
-    template = template.replace("messages", "messages[1:]")
+    template = MARKED.replace(
+        "{%- generation", "{% if m.content in 'AQ' %}{{ m.content }}{% else %}{%- generation"
+    ).replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
     given = rows(chat(("Q", "B C")), chat(("Q", "A")))
     found = problems_raised(lambda: tokenise_chats(given, byte_level, template, 99, False))
     assert found == ["--train_file t.jsonl:2 answer-unmarked"]

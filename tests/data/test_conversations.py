@@ -106,6 +106,14 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
             {"instruction": "a", "output": "b", "history": [], "language": None},
             {"instruction": "c", "output": "d", "history": None, "language": "ta"},
         ],
+        [
+            {"interactions": [["a", "b"]], "language": None},
+            {"interactions": [["c", "d"], []], "language": "ta"},
+        ],
+        [
+            {"prompt": "a", "chosen": chat("a", "b")["messages"], "language": None, **chat("a", "b")},
+            {"prompt": "c", "chosen": chat("c", "d")["messages"], "language": "ta", **chat("c", "d")},
+        ],
     ],
 )
 def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: list[str], rows: list[Row]) -> None:

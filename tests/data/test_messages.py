@@ -116,6 +116,19 @@ HELLO = turns("नमस्ते", "नमस्कार")
             },
             HELLO,
         ),
+        ({"interactions": [["a", "b"], ["c", "d"]], "system": "be brief"}, [SYSTEM, *turns("a", "b", "c", "d")]),
+        ({"interactions": [["a", "b"], []], "label": 0}, turns("a", "b")),
+        ({"prompt": "a", "chosen": " b", "rejected": "c", "label": 1}, turns("a", " b")),
+        ({"prompt": "a", "chosen": turns("a", "b"), "rejected": turns("a", "c")}, turns("a", "b")),
+        ({"prompt": "c", "chosen": turns("a", "b", "c", "d"), "rejected": []}, turns("a", "b", "c", "d")),
+        ({"prompt": "a", "chosen": turns("a", "b")[1:], "system": "be brief"}, [SYSTEM, *turns("a", "b")]),
+        ({"prompt": [SYSTEM, *turns("a")], "chosen": turns("a", "b")[1:]}, [SYSTEM, *turns("a", "b")]),
+        ({"prompt": turns("a"), "chosen": [SYSTEM, *turns("a", "b")]}, [SYSTEM, *turns("a", "b")]),
+        ({"chosen": turns("a", "b"), "rejected": turns("a", "c")}, turns("a", "b")),
+        (
+            {"prompt": "a", "chosen": turns("a", "b"), "messages": turns("a", "b"), "score_chosen": 8.5},
+            turns("a", "b"),
+        ),
     ],
 )
 def test_every_form_becomes_messages(row: Row, messages: list[dict[str, str]]) -> None:
@@ -136,6 +149,9 @@ def test_a_form_needs_a_value_of_each_of_its_keys(row: Row) -> None:
 
 def test_only_a_prompt_and_a_completion_without_messages_are_texts() -> None:
     assert is_prompt_text({"prompt": "a", "completion": "b"})
+    assert is_prompt_text({"prompt": "a", "chosen": "b", "rejected": ["c"]})
+    assert not is_prompt_text({"prompt": "a", "chosen": HELLO})
+    assert not is_prompt_text({"interactions": [["a", "b"]]})
     assert not is_prompt_text({"prompt": HELLO[:1], "completion": HELLO[1:]})
     assert not is_prompt_text({"messages": HELLO})
     assert not is_prompt_text({"instruction": "a", "output": "b"})
@@ -284,6 +300,26 @@ USER, ASSISTANT = turns("a", "b")
         ({"messages": HELLO, "tools": [{"name": "f"}]}, "key-ignored"),
         ({"messages": HELLO, "functions": '[{"name": "f"}]'}, "key-ignored"),
         ({"prompt": "a", "completion": "b", "messages": HELLO}, "unknown-form"),
+        ({"interactions": []}, "answer-not-last"),
+        ({"interactions": [["a", " "]]}, "no-answer"),
+        *(({"interactions": held}, "value-of-wrong-type") for held in ("[['a']]", [["a"]], ["a", "b"], [["a", None]])),
+        ({"interactions": [["a", "b"]], "messages": HELLO}, "unknown-form"),
+        ({"interactions": [["a", "b"]], "context": "x"}, "content-ignored"),
+        ({"prompt": "a", "rejected": "b"}, "unknown-form"),
+        ({"prompt": "a", "completion": "b", "chosen": "c"}, "unknown-form"),
+        ({"messages": HELLO, "chosen": turns("a", "b")}, "unknown-form"),
+        ({"prompt": "x", "chosen": turns("a", "b")}, "content-ignored"),
+        ({"chosen": "b", "rejected": "c"}, "no-prompt"),
+        ({"prompt": [USER], "chosen": "b"}, "value-of-wrong-type"),
+        ({"prompt": "a", "chosen": turns("a")}, "answer-not-last"),
+        ({"prompt": "a", "chosen": "b", "reasoning": "2 and 2 make 4."}, "key-ignored"),
+        ({"chosen": [USER, {**ASSISTANT, "weight": 0}]}, "key-ignored"),
+        *(
+            ({**row, key: False}, "answer-rejected")
+            for row in ({"interactions": [["a", "b"]]}, {"prompt": "a", "chosen": "b"}, {"chosen": turns("a", "b")})
+            for key in ("label", "kto_tag")
+        ),
+        ({"prompt": "a", "chosen": "b", "label": 0}, "answer-rejected"),
     ],
 )
 def test_an_unusable_row_has_a_code(row: Row, code: str) -> None:

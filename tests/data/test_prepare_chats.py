@@ -84,7 +84,10 @@ def test_a_second_call_gives_the_same_without_tokenising(
 @pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize(
     "change",
-    [{"max_length": 63}, {"packing": False}, {"train_on_prompts": True}, {"chat_template": "llama2"}],
+    [
+        *({"max_length": 63}, {"packing": False}, {"chat_template": "llama2"}),
+        *({"train_on_prompts": True}, {"train_on_thinking": False}),
+    ],
     ids=str,
 )
 def test_tokens_are_made_anew_when_an_option_changes(

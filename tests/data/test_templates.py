@@ -64,9 +64,14 @@ def test_a_tokenizer_without_a_template_needs_a_name() -> None:
     assert summaries(refusal(words_tokenizer(), None)) == ["--chat_template chat-template-missing"]
 
 
-def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
+def test_a_template_without_marks_needs_none(tmp_path: Path) -> None:
+    assert choose_template(with_template(UNMARKED), None, False, False) == UNMARKED
+    (note,) = template_notes(with_template(UNMARKED), UNMARKED, False)
+    assert "no end token" in note
+
+
+def test_a_template_whose_marks_are_around_no_answer_is_refused(tmp_path: Path) -> None:
     tokenizer = with_template(UNMARKED)
-    assert refusal(tokenizer, None).code == "chat-template-without-marks"
     path = tmp_path / "own.jinja"
     path.write_text(UNMARKED + "{% if false %}{% generation %}{% endgeneration %}{% endif %}", encoding="utf-8")
     assert summaries(refusal(tokenizer, str(path))) == [f"--chat_template {path} chat-template-without-marks"]

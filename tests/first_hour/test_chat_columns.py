@@ -101,6 +101,7 @@ def test_a_history_of_prompts_is_used_after_the_renaming_that_the_message_gives(
             {"dialogue": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
             "messages=dialogue",
         ),
+        ({"id": "7", "eng_Latn": [["a", "b"]], "num_turns": 1}, "interactions=eng_Latn"),
     ],
 )
 def test_missing_columns_are_one_problem_of_the_file_with_the_renaming_that_cures_it(row: Row, renaming: str) -> None:
@@ -123,6 +124,19 @@ def test_each_of_several_files_needs_the_columns() -> None:
 def test_a_column_without_a_usual_name_is_left_to_the_user() -> None:
     with refused("form-unknown", "s1, s2", "--columns instruction=NAME,output=NAME"):
         texts_of({"s1": "a", "s2": "b"})
+
+
+def test_raw_text_is_recognised_and_refused() -> None:
+    rows = [{"text": "एक पाठ", "source": "web"}] * 50
+    assert problems_raised(lambda: texts_of(*rows)) == ["--train_file chats.jsonl rows-of-raw-text"]
+    with refused("rows-of-raw-text", "text, source", "--columns instruction=NAME,output=NAME"):
+        texts_of(*rows)
+
+
+def test_of_two_answers_the_rejected_one_is_named_as_unused() -> None:
+    row = {"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c", "score_chosen": 8.5}
+    assert texts_of(row) == [["a", "b"]]
+    assert "rejected 100.0%, score_chosen 100.0%" in notes_of(row)
 
 
 def test_one_row_without_a_form_is_a_bad_row() -> None:

@@ -1,10 +1,9 @@
-"""Turn conversations into tokens: apply the chat template, cut, and mark the answers."""
+"""Turn conversations into tokens: choose the chat template, tokenise what it writes, cut, and mark the answers."""
 
 from __future__ import annotations
 
-import datetime
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -13,30 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import smaller_batches
-from indictune.data.chat.messages import Message
+from indictune.data.chat.messages import Message, RowError
+from indictune.data.chat.written_chats import ChatWriter, Span, Written, apply_template, marks_answers, stand_in
 from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import Problems, UserError, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
-_ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _MARKER = re.compile(r"(?<!<)<[^\s<>]+>(?!>)")  # of a turn, such as <start_of_turn>
+_ANSWER = stand_in(0)
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_THINKING = [*EXAMPLE[:1], {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}]
 
-# Templates that write today's date get this day, so that a run resumed after midnight has the same rows. LLaMA 3's own
-# templates fall back on it. It is a macro because transformers turns a function given to a template into text.
-_DAY = datetime.datetime(2024, 7, 26)
-_DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p", "%S", "%x", "%X", "%y", "%Y")
-_FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
-_TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- endmacro -%}}"
-
-Span = tuple[int, int]
-Written = tuple[str, list[Span]]
+# Before a template that opens a thinking block for every answer, unless it is asked not to.
+NOT_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
 
 
 def choose_template(
@@ -47,33 +39,42 @@ def choose_template(
     Args:
         name: a built-in template or a .jinja file; None takes the tokenizer's own, or TRL's version, with marks.
         as_written: the rows are prompt and completion texts; without a name, they stay as they are.
-        train_on_prompts: answers need no marks, because the loss counts every token.
+        train_on_prompts: the loss counts every token, so answers need not be found.
 
     Raises:
-        UserError: no such template, failing jinja, no marks on answers, or special tokens that the tokenizer lacks.
+        UserError: no such template, failing jinja, marks on no answer, no marks and an answer that does not follow its
+            prompt, or special tokens that the tokenizer lacks.
     """
     if name is None and not as_written:
         name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
     else:
         name, template = name or "plain", _named_template(name or "plain")
-    _check_template(template, name, tokenizer, train_on_prompts)
+    try:
+        if not train_on_prompts and not marks_answers(template):
+            template = _following_prompts(template, tokenizer)
+        _check_template(template, name, tokenizer, train_on_prompts)
+    except RowError as error:
+        details: dict[str, Any] = error.details
+        raise UserError(error.code, "--chat_template", name, **details) from error
     return template
 
 
 def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
-    """The tokenizer's template, or TRL's version, which marks answers."""
+    """The tokenizer's template, or TRL's version, which marks answers, if it writes at least the same."""
     try:
         own = tokenizer.get_chat_template()
     except ValueError as error:
         raise UserError("chat-template-missing", "--chat_template", name=tokenizer.name_or_path) from error
-    if train_on_prompts or _ANSWER_MARK.search(own):
+    if train_on_prompts or marks_answers(own):
         return own
     from trl.chat_template_utils import get_training_chat_template
 
     try:
-        return get_training_chat_template(tokenizer) or own
+        marked = get_training_chat_template(tokenizer) or own
+        of_own, of_marked = (apply_template(EXAMPLE * 2, tokenizer, each, marked=False)[0] for each in (own, marked))
     except Exception:  # unknown to TRL, or broken jinja; `_check_template` reports what is wrong
         return own
+    return marked if of_marked.startswith(of_own) else own
 
 
 def _named_template(name: str) -> str:
@@ -87,18 +88,37 @@ def _named_template(name: str) -> str:
         raise UserError("unreadable", "--chat_template", name, reason=error) from error
 
 
+def _following_prompts(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template, or one that does not ask for thoughts, if an answer without thoughts only then follows its prompt.
+
+    Raises `RowError` if an answer with thoughts follows its prompt neither. Broken jinja is left to others.
+    """
+    found = None
+    for messages, each in ((EXAMPLE, template), (EXAMPLE, NOT_THINKING + template), (_THINKING, template)):
+        try:
+            ChatWriter(tokenizer, each, (), train_on_prompts=False).write(messages)
+        except RowError as error:
+            found = found or error
+        except Exception:
+            return template
+        else:
+            return each
+    assert found is not None
+    raise found
+
+
 def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
     """Write out a short conversation, and refuse what `choose_template` says."""
+    marked = not train_on_prompts and marks_answers(template)
     try:
-        text, spans = apply_template(EXAMPLE, tokenizer, template, marked=not train_on_prompts)
+        text, spans = apply_template(EXAMPLE, tokenizer, template, marked)
     except Exception as error:  # a template is a program: it can raise anything
         reason = " ".join(str(error).split())
         raise UserError("chat-template-fails", "--chat_template", name, reason=reason) from error
     problems = Problems()
-    if not spans and not train_on_prompts:
+    if marked and not any(end > start for start, end in spans):
         problems.append(problem("chat-template-without-marks", "--chat_template", name))
-    never_ends, cut = not _tokens_after_answer(tokenizer, template), _markers_in_pieces(text, tokenizer)
-    lacking = [marker for marker in cut if never_ends or _SPECIAL_TOKEN.fullmatch(marker)]
+    lacking = [] if _tokens_after_answer(tokenizer, template) else _markers_in_pieces(text, tokenizer)
     if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
         lacking.append("an end-of-text token (eos_token)")
     if lacking:
@@ -115,13 +135,19 @@ def _markers_in_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[st
 def template_notes(tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool) -> list[str]:
     """Sentences for the user on a template that `choose_template` took: what the model cannot learn of it."""
     messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
-    text, spans = apply_template(messages, tokenizer, template, marked=not train_on_prompts)
+    marked = not train_on_prompts and marks_answers(template)
+    text, spans = apply_template(messages, tokenizer, template, marked)
     notes = []
+    if template.startswith(NOT_THINKING):
+        notes.append(
+            "The chat template opens a thinking block before each answer. The run writes conversations with "
+            "enable_thinking false, and saves that as the template's default."
+        )
     if cut := _markers_in_pieces(text, tokenizer):
         notes.append(f"The tokenizer has no tokens for {', '.join(cut)} of the chat template: it cuts them to pieces.")
     if not (ends := _tokens_after_answer(tokenizer, template)):
         notes.append("The chat template writes no end token after an answer, so the model never learns to stop.")
-    elif not train_on_prompts:
+    elif marked:
         end = str(tokenizer.added_tokens_decoder[ends[0]])
         position = text.index(end, text.index(_ANSWER))
         if not any(first <= position < last for first, last in spans):
@@ -132,26 +158,6 @@ def template_notes(tokenizer: PreTrainedTokenizerBase, template: str, train_on_p
     return notes
 
 
-def apply_template(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    marked: bool,
-    open_answer: bool = False,
-) -> Written:
-    """The text of a conversation, and with `marked` the start and end of each answer in it."""
-    rendered: Any = render_jinja_template(
-        [cast(list[dict[str, Any]], messages)],
-        chat_template=_TODAY + template if "strftime_now" in template else template,
-        return_assistant_tokens_mask=marked,
-        add_generation_prompt=open_answer,
-        **cast(dict[str, Any], tokenizer.special_tokens_map),
-    )
-    (text,), spans = rendered
-    return text, spans[0] if marked else []
-
-
-_ANSWER = "0192837465"  # which no template writes
 _BATCH_ROWS = 500  # while it is tokenised, a long row takes megabytes
 
 Ids = npt.NDArray[np.int32]
@@ -171,43 +177,55 @@ def tokenised_chats(
     train_on_prompts: bool,
     bad: BadRows,
     positions: int | None = None,
+    train_on_thinking: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Write out, tokenise and cut the conversations of a table of `Conversations`.
 
     Args:
         max_length: rows keep their first tokens, this many.
-        train_on_prompts: the loss counts every token, not only those of answers.
-        bad: gets rows that the template refuses, and rows without a marked answer, or with none left by the cut.
+        train_on_prompts, train_on_thinking: as of `ChatWriter`.
+        bad: gets rows that `ChatWriter` refuses, and rows without an answer that counts, or with none left by the cut.
         positions: most tokens that the model reads; None for no limit.
 
     Yields:
-        The columns of `SCHEMA`, in the order of the rows. `labels` has the tokens that the loss counts, and -100 for
-        the others. The first token never counts, because nothing predicts it. `length` and `full_length` are the
-        tokens after and before the cut. `rows` has the row's index, in a list as packs have it.
+        The columns of `SCHEMA`, in the order of the rows, with a row for each text of `ChatWriter.write`. `labels` has
+        the tokens that the loss counts, and -100 for the others. The first token never counts, because nothing
+        predicts it. `length` and `full_length` are the tokens after and before the cut. `rows` has the index of the
+        conversation, in a list as packs have it.
 
     Raises:
         UserError: the tokenizer is not a fast one; after the last row, bad rows stop the run, or are too many.
     """
     if not tokenizer.is_fast:
         raise UserError("slow-tokenizer", "--model_name_or_path", tokenizer.name_or_path)
-    first = good = 0
+    ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in answer_ends(tokenizer, template)]
+    writer = ChatWriter(tokenizer, template, ends, train_on_prompts, train_on_thinking)
+    first = good = texts = lost = 0
     for batch in smaller_batches(batches, _BATCH_ROWS):
-        written = _write_out(batch, tokenizer, template, train_on_prompts, bad)
-        ids, labels = _encode(list(written.values()), tokenizer) if written else ([], [])
-        kept = []
-        for index, row in enumerate(written):
-            if (labels[index][:max_length] != IGNORED_LABEL).any():
-                kept.append((row, ids[index], labels[index]))
-            else:
-                length = len(ids[index])
-                is_beyond = positions is not None and length > positions
-                code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
-                _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
+        written = _write_out(batch, writer, bad)
+        ids, labels = _encode([text for _, text in written], tokenizer) if written else ([], [])
+        rows = [row for row, _ in written]
+        kept = [each for each in zip(rows, ids, labels, strict=True) if (each[2][:max_length] != IGNORED_LABEL).any()]
+        usable = {row for row, *_ in kept}
+        lengths = dict(zip(rows, map(len, ids), strict=True))  # of whole conversations, whose texts come last
+        _add_cut(bad, batch, {row: lengths[row] for row in lengths if row not in usable}, max_length, positions)
         if kept:
             yield _columns(batch, first, kept, max_length)
         first += batch.num_rows
-        good += len(kept)
+        good += len(usable)
+        texts += len(kept)
+        lost += sum(row in usable for row in rows) - len(kept)
+    if texts > good or lost:
+        bad.remark(_remark_on_texts(bad.source, good, texts, lost))
     bad.finish(good)
+
+
+def _remark_on_texts(source: str, conversations: int, texts: int, lost: int) -> str:
+    cut = f" {lost:,} more answers lie beyond --max_length, and are not learned." if lost else ""
+    return (
+        f"{source}: the chat template writes earlier answers otherwise than the last one, so each such answer is "
+        f"learned in a row that ends with it: {conversations:,} conversations make {texts:,} rows.{cut}"
+    )
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
@@ -226,26 +244,35 @@ def _tokens_after_answer(tokenizer: PreTrainedTokenizerBase, template: str) -> l
     messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
     text, _ = apply_template(messages, tokenizer, template, marked=False)
     written = tokenizer(text.partition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
-    return [token for token in written if token in tokenizer.added_tokens_decoder]
+    added = tokenizer.added_tokens_decoder.keys() - {tokenizer.unk_token_id}
+    return [token for token in written if token in added]
 
 
-def _write_out(
-    batch: pa.RecordBatch, tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool, bad: BadRows
-) -> dict[int, Written]:
-    """The texts of rows, and the characters that the loss counts, by the rows' indices in the batch."""
-    written: dict[int, Written] = {}
+def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> list[tuple[int, Written]]:
+    """The texts of rows, and the characters that the loss counts, with the rows' indices in the batch."""
+    written: list[tuple[int, Written]] = []
     for row, messages in enumerate(batch["messages"].to_pylist()):
         try:
-            text, spans = apply_template(messages, tokenizer, template, marked=not train_on_prompts)
+            texts = writer.write(messages)
+        except RowError as error:
+            _add_bad(bad, batch, row, error.code, **error.details)
         except Exception as error:  # a template is a program: it can raise anything
             _add_bad(bad, batch, row, "template-refuses-row", reason=error)
-            continue
-        spans = [(0, len(text))] if train_on_prompts else spans
-        if any(end > start for start, end in spans):
-            written[row] = text, spans
         else:
-            _add_bad(bad, batch, row, "answer-unmarked")
+            if any(end > start for _, spans in texts for start, end in spans):
+                written += [(row, each) for each in texts]
+            else:
+                _add_bad(bad, batch, row, "answer-unmarked")
     return written
+
+
+def _add_cut(
+    bad: BadRows, batch: pa.RecordBatch, lengths: Mapping[int, int], max_length: int, positions: int | None
+) -> None:
+    for row, length in lengths.items():
+        is_beyond = positions is not None and length > positions
+        code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
+        _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
 
 
 def _add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:

@@ -21,6 +21,7 @@ Form = tuple[str, ...]
 
 # The keys of each form, and the other keys that each uses.
 _PROMPT, _ALPACA, _DOLLY = ("prompt", "completion"), ("instruction", "output"), ("instruction", "response")
+_CHOSEN, _PAIRS = ("chosen",), ("interactions",)  # of two answers the better one; [user, assistant] pairs
 _PASSAGES = ("input", "context", "passage")
 _INSTRUCTED = (*_PASSAGES, "history", "system", "language")
 FORMS: dict[Form, Form] = {
@@ -29,6 +30,8 @@ FORMS: dict[Form, Form] = {
     _PROMPT: ("system", "language"),
     _ALPACA: _INSTRUCTED,
     _DOLLY: _INSTRUCTED,
+    _CHOSEN: ("prompt", "system", "language"),
+    _PAIRS: ("system", "language"),
 }
 
 # Keys without which an answer is no answer. A form that does not use them refuses them.
@@ -59,8 +62,9 @@ class RowError(Exception):
 
 
 def is_prompt_text(row: Row) -> bool:
-    """Whether a row is one prompt and one completion, both plain texts; raises `RowError` if it has no known form."""
-    return _form_of(row) == _PROMPT and not any(isinstance(row[key], list) for key in _PROMPT)
+    """Whether a row is one prompt and one answer, both plain texts; raises `RowError` if it has no known form."""
+    form = _form_of(row)
+    return form in (_PROMPT, _CHOSEN) and not any(isinstance(row.get(key), list) for key in ("prompt", *form))
 
 
 def messages_of(row: Row) -> list[Message]:
@@ -76,10 +80,14 @@ def messages_of(row: Row) -> list[Message]:
     _check_content(row, form)
     if is_prompt_text(row):
         _check_keys(row, "the row", ("system",), ())
-        messages = _turn(_text(row, "prompt"), _text(row, "completion"))
+        messages = _turn(_text(row, "prompt"), _text(row, form[-1]))
     elif form in (_ALPACA, _DOLLY):
         asked = filter(str.strip, (_text(row, key) for key in ("instruction", *_PASSAGES)))
-        messages = _history(row) + _turn("\n\n".join(asked), _text(row, form[-1]))
+        messages = _pairs(row, "history") + _turn("\n\n".join(asked), _text(row, form[-1]))
+    elif form == _PAIRS:
+        messages = _pairs(row, *_PAIRS)
+    elif form == _CHOSEN:
+        messages = _chosen(row)
     else:
         messages = [message for key in form for message in _listed(row, key)]
     messages = [{"role": "system", "content": _text(row, "system")}, *messages]
@@ -104,14 +112,16 @@ def unused_keys(row: Row) -> set[str]:
     for key in form:
         messages = row[key]
         for message in messages if isinstance(messages, list) else []:
-            assert isinstance(message, dict)
-            unused |= {f"{key}.{name}" for name in message.keys() - {*_OF_MESSAGES} if is_filled(message[name])}
+            named = message if isinstance(message, dict) else {}
+            unused |= {f"{key}.{name}" for name in named.keys() - {*_OF_MESSAGES} if is_filled(named[name])}
     return unused
 
 
 def forms_of(row: Row) -> list[Form]:
     """The forms whose keys all have values in the row."""
     filled = {key for key, value in row.items() if value is not None}
+    if row.get("messages") == row.get("chosen"):  # UltraFeedback has the chosen conversation twice
+        filled -= {"messages"}
     return [form for form in FORMS if filled.issuperset(form)]
 
 
@@ -148,10 +158,11 @@ def _check_content(row: Row, form: Form) -> None:
 def _check_ignored(row: Row, form: Form) -> None:
     """Refuse keys of the row with which every answer alike would be the wrong thing to learn."""
     # In a row of several answers, nobody knows whose thoughts these are.
-    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY) else _TOOLS
+    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY, _CHOSEN) else _TOOLS
     _check_keys(row, "the row", empty, ("weight",))
-    # A label of 0 may be a class of prompt and answer, but not beside `completion`, as TRL writes rated answers.
-    for key, rejected in (("kto_tag", _REJECTED), ("label", _REJECTED if form == _PROMPT else _REJECTED[:1])):
+    # A label of 0 may be a class of prompt and answer, but not where answers are rated, as TRL writes them.
+    labels = _REJECTED if form in (_PROMPT, _CHOSEN) else _REJECTED[:1]
+    for key, rejected in (("kto_tag", _REJECTED), ("label", labels)):
         if str(row.get(key)).strip().lower() in rejected:
             raise RowError("answer-rejected", key=key, held=_shown(row[key]))
 
@@ -168,14 +179,29 @@ def _turn(prompt: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
-def _history(row: Row) -> list[Message]:
+def _pairs(row: Row, key: str) -> list[Message]:
     messages: list[Message] = []
-    pairs = row.get("history") or []
+    pairs = row.get(key) or []
     for pair in pairs if isinstance(pairs, list) else [pairs]:
+        if pair == []:  # as indic-align fills up
+            continue
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise _wrong_type("history", pair, "a list of [user, assistant] pairs of texts")
+            raise _wrong_type(key, pair, "a list of [user, assistant] pairs of texts")
         messages += _turn(*pair)
     return messages
+
+
+def _chosen(row: Row) -> list[Message]:
+    """The prompt and the chosen answer, as messages. `chosen` may hold the prompt too."""
+    chosen, prompt = _listed(row, "chosen"), row.get("prompt")
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+    asked = asked if isinstance(prompt, str | None) else _listed(row, "prompt")
+    if all(message in chosen for message in asked):
+        return chosen
+    if chosen and chosen[0]["role"] != "assistant":
+        use = "and chosen holds another prompt"
+        raise RowError(UNUSED_CONTENT, key="prompt", use=use, cure="Remove one of the two prompts.")
+    return asked + chosen
 
 
 def _text(row: Row, key: str) -> str:
@@ -303,7 +329,9 @@ def _first_rows(records: Iterator[Record], source: str, names: Mapping[str, str]
     lost = [f"{role}={name}" for role, name in names.items() if read and name not in present]
     Problems(problem("columns-missing", "--columns", each, source=source, columns=shown) for each in lost).raise_any()
     if read and not has_form:
-        raise UserError("form-unknown", value=source, keys=shown, renaming=_renaming(_renamed(read[0][1], names)))
+        row = _renamed(read[0][1], names)
+        code = "rows-of-raw-text" if isinstance(row.get("text"), str) else "form-unknown"
+        raise UserError(code, value=source, keys=shown, renaming=_renaming(row))
     return read
 
 
@@ -327,6 +355,9 @@ def _renaming(row: Row) -> str:
         name = next((texts[key] for key in (role, *_ALIASES[role]) if key in texts), "NAME")
         pairs += [f"{role}={name}"] if name != role else []
     unknown = any(pair.endswith("=NAME") for pair in pairs)
+    nested = [name for name, value in row.items() if isinstance(value, list) and isinstance([*value, ""][0], list)]
+    if unknown and nested:
+        return f"interactions={nested[0]}"
     return ",".join(pairs) + (", where NAME is the column of the file" if unknown else "")
 
 

@@ -17,7 +17,7 @@ from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import bad_rows, copy_rejected
 from indictune.data.cache import build_with_facts, map_table, rewrite_table, stored_batches, with_progress, write_table
 from indictune.data.chat import chat_tokens
-from indictune.data.chat.chat_tokens import choose_template, tokenised_chats
+from indictune.data.chat.chat_tokens import NOT_THINKING, choose_template, tokenised_chats
 from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
 from indictune.data.chat.messages import Message
 from indictune.data.collation import ListColumn
@@ -118,7 +118,7 @@ def set_template(
     """Set the chat template of a run on the tokenizer, which is saved with it; raises as `choose_template`."""
     as_written = are_as_written(rows)
     template = choose_template(tokenizer, args.chat_template, as_written, args.train_on_prompts)
-    if args.chat_template is not None or as_written:
+    if args.chat_template is not None or as_written or template.startswith(NOT_THINKING):
         tokenizer.chat_template = template
     return template
 
@@ -151,10 +151,10 @@ class Chats:
         """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on."""
         split = self.sampled_split
         dataset, rows = self.datasets[split], self.rows[split]
-        indices = np.sort(pc.list_flatten(dataset.data["rows"]).to_numpy())
+        indices, first = np.unique(pc.list_flatten(dataset.data["rows"]).to_numpy(), return_index=True)
         chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
         chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
-        return chats, None if split == "train" else dataset.select(chosen)
+        return chats, None if split == "train" else dataset.select(first[chosen])
 
     def location(self, index: int) -> str:
         """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
@@ -174,6 +174,7 @@ def tokenise_chat_splits(
     """
     packing = isinstance(args, ChatDataArguments) and args.packing
     settings = args.max_length, args.train_on_prompts
+    thinking = args.train_on_thinking
 
     def make(folder: Path) -> dict[str, Any]:
         copy_rejected(splits.folder, folder)
@@ -183,7 +184,7 @@ def tokenise_chat_splits(
                 bad = bad_rows(rows.source, args, folder)
                 bad.files = list(rows.files)
                 stored = stored_batches(splits.folder / f"{split}.arrow")
-                tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions)
+                tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions, thinking)
                 shown = with_progress(tokens, f"tokenising the {split} rows", len(rows))
                 write_table(folder / f"{split}.arrow", chat_tokens.SCHEMA, shown)
                 lengths = map_table(folder / f"{split}.arrow")["full_length"]
@@ -203,7 +204,7 @@ def tokenise_chat_splits(
             summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
         return {"summary": summary, "notes": notes, "truncated": truncated}
 
-    parts = [tokenizer_parts(tokenizer), template, *settings, packing, positions]
+    parts = [tokenizer_parts(tokenizer), template, *settings, thinking, packing, positions]
     folder, facts = build_with_facts("chats", [*parts, splits.folder.name], "The token ids", make)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
     return Chats(datasets, splits.rows, folder, **facts)
