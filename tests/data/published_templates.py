@@ -88,6 +88,22 @@ QWEN_3 = """
 {%- endif -%}
 """
 
+# Sarvam-1 and LLaMA 2: the system text inside the first question, BOS before each question, no generation prompt.
+LLAMA_2 = """
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
+{%- for each in messages -%}
+{%- if each['role'] == 'user' -%}
+{{- bos_token + '[INST] ' -}}
+{%- if system and loop.index0 == 1 -%}{{- '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' -}}{%- endif -%}
+{{- each['content'] + ' [/INST]\\n' -}}
+{%- elif each['role'] == 'assistant' -%}
+{{- ' ' + each['content'] + ' ' + eos_token + '\\n' -}}
+{%- elif each['role'] != 'system' -%}
+{{- raise_exception('unknown role ' + each['role']) -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+
 PUBLISHED = {
     "mistral": MISTRAL,
     "sarvam_m": SARVAM_M,

@@ -22,9 +22,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.data.published_templates import AIRAVATA, GEMMA_3, LLAMA_2, LLAMA_3_2, QWEN_3, SARVAM_M
 from tests.hub_layouts import tiny
 from tests.hub_layouts.code import BIDIRECTIONAL_GEMMA
-from tests.hub_layouts.templates import GEMMA, KRUTRIM, LLAMA_2, LLAMA_3, MISTRAL, QWEN
 from tests.hub_layouts.tiny import DECODER, PAGE, Files, as_json, saved_tokenizer, special_tokens
 
 _GEMMA_SPECIALS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
@@ -79,7 +79,7 @@ def gemma_3() -> Files:
             {"bos_token_id": 2, "eos_token_id": settings["eos_token_id"], "pad_token_id": 0}
         ),
         "model.safetensors": tiny.safe(weights, ("lm_head.weight",)),
-        **_gemma_tokenizer(chat_template=GEMMA),
+        **_gemma_tokenizer(chat_template=GEMMA_3),
     }
 
 
@@ -167,13 +167,13 @@ def sarvam_1() -> Files:
 def sarvam_m() -> Files:
     """Sarvam-M: a Mistral whose template thinks by default and has no marks; `head_dim` is not hidden / heads."""
     specials = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<think>", "</think>")
-    return _mistral(specials, MISTRAL, is_pickled=False, activation="silu", sliding_window=None)
+    return _mistral(specials, SARVAM_M, is_pickled=False, activation="silu", sliding_window=None)
 
 
 @cache
 def krutrim_2() -> Files:
     """Krutrim-2: a Mistral with float32 pickles in shards only, and a template of plain words."""
-    return _mistral(("<pad>",), KRUTRIM, is_pickled=True, sliding_window=16)
+    return _mistral(("<pad>",), AIRAVATA, is_pickled=True, sliding_window=16)
 
 
 def _mistral(others: tuple[str, ...], template: str, is_pickled: bool, **more: Any) -> Files:
@@ -236,7 +236,7 @@ def llama_3_2() -> Files:
         rope_scaling=rope | {"original_max_position_embeddings": 64}, tie_word_embeddings=True,
     )  # fmt: skip
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
-    about |= {"bos_token": specials[0], "eos_token": specials[-1], "chat_template": LLAMA_3}
+    about |= {"bos_token": specials[0], "eos_token": specials[-1], "chat_template": LLAMA_3_2}
     return {
         "LICENSE.txt": b"A licence.\n",
         "README.md": PAGE,
@@ -279,7 +279,7 @@ def qwen_3() -> Files:
     known = {name: value for name, value in settings.items() if name != "architectures"}
     weights = tiny.random_weights(Qwen3ForCausalLM, Qwen3Config(**known), torch.bfloat16)
     about = {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False}
-    about |= {"pad_token": "<|endoftext|>", "unk_token": None, "model_max_length": 256, "chat_template": QWEN}
+    about |= {"pad_token": "<|endoftext|>", "unk_token": None, "model_max_length": 256, "chat_template": QWEN_3}
     return {
         "LICENSE": b"A licence.\n",
         "README.md": PAGE,
