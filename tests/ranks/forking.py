@@ -168,7 +168,12 @@ class Forked:
 
 def _path(environment: dict[str, str]) -> str:
     """Of the socket of the server that has read these variables."""
-    path, _ = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    names = [
+        "HF_HUB_OFFLINE",
+        "OMP_NUM_THREADS",
+        *(("HF_ENDPOINT", "HF_HOME") if "HF_ENDPOINT" in environment else ()),
+    ]
+    path, _ = _server(tuple(sorted((name, environment[name]) for name in names)))
     return path
 
 
@@ -184,7 +189,7 @@ def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, int]:
     if folder is None:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    name = Path(folder, "-".join(value for _, value in variables))
+    name = Path(folder, "-".join(value.replace(os.sep, "_")[-30:] for _, value in variables))
     with FileLock(f"{name}.lock"):
         path = Path(f"{name}.socket")
         with suppress(OSError):  # there is none yet, or it has ended
