@@ -79,12 +79,15 @@ def base_of(adapter_folder: str | Path) -> Base:
     return base
 
 
-def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str | None = None) -> None:
+def check_base(
+    adapter_folder: str | Path, base_name_or_path: str, revision: str | None = None, flag: str = "--base_model"
+) -> None:
     """Refuse to use an adapter with other weights than it was trained on.
 
     Args:
         base_name_or_path: the base to use; a folder may have moved since the training.
         revision: of the base, as the user named it, or None.
+        flag: names the base in messages.
 
     Raises:
         UserError: `base-revision-differs` or `base-weights-differ`.
@@ -95,7 +98,7 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
         raise UserError("base-revision-differs", *given, adapter=adapter, trained_on=base.revision, base=base.name)
     found = other_fingerprint(base, base_name_or_path)
     if found is not None:
-        trained_on, given = str(base.fingerprint)[:16], ("--base_model", base_name_or_path)
+        trained_on, given = str(base.fingerprint)[:16], (flag, base_name_or_path)
         raise UserError("base-weights-differ", *given, adapter=adapter, trained_on=trained_on, found=found[:16])
 
 

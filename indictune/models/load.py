@@ -338,9 +338,9 @@ def load_trained(
         return model
     check_adapter(Path(folder), "--model")
     base = base_of(folder)
-    check_base(folder, base.name)
-    args.model_name_or_path, args.model_revision = base.name, base.commit_hash or base.revision
     flag = f"--model {folder}: its base"
+    check_base(folder, base.name, flag=flag)
+    args.model_name_or_path, args.model_revision = base.name, base.commit_hash or base.revision
     quantisation = take_quantisation(config, read_config(args, flag))
     model, new = read_weights(kind, args, config, dtype, flag, quantisation)
     return add_adapter(model, new, Path(folder), "--model")

@@ -168,11 +168,8 @@ class Forked:
 
 def _path(environment: dict[str, str]) -> str:
     """Of the socket of the server that has read these variables."""
-    names = [
-        "HF_HUB_OFFLINE",
-        "OMP_NUM_THREADS",
-        *(("HF_ENDPOINT", "HF_HOME") if "HF_ENDPOINT" in environment else ()),
-    ]
+    of_hub = ("HF_ENDPOINT", "HF_HOME") if "HF_ENDPOINT" in environment else ()
+    names = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", *of_hub)
     path, _ = _server(tuple(sorted((name, environment[name]) for name in names)))
     return path
 
