@@ -42,7 +42,6 @@ class OwnMetric:
             # evaluate (0.4.6) has a variable of its own for this, and tells a server the name of each metric.
             evaluate.config.HF_EVALUATE_OFFLINE = evaluate.config.HF_EVALUATE_OFFLINE or HF_HUB_OFFLINE
             evaluate.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-            evaluate.utils.disable_progress_bar()
             name = given if os.path.exists(given) else SHORT_NAMES.get(given, given)
             self._module = evaluate.load(name, keep_in_memory=True)
         except (Exception, SystemExit) as error:
