@@ -1,7 +1,7 @@
 """Write docs/errors.md, flags.md, map.md and the flags of `--help` from the code: `python -m docs.generate`.
 
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
-the plans of typical runs. The headers of recipes get the memory that they need.
+the plans of typical runs. The headers of recipes get the memory that they need, and docs/published.md is made of some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from docs import house_map, method_matrix, plan_tables, recipe_memory, strategy_files
+from docs import house_map, method_matrix, plan_tables, published, recipe_memory, strategy_files
 from indictune.commands import VERBS
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
@@ -235,6 +235,7 @@ def inherited_flags(arguments: type[Any]) -> Iterable[Flag]:
 
 
 PAGES = {"errors.md": errors_page, "flags.md": flags_page, "map.md": house_map.map_page}
+PAGES["published.md"] = published.published_page
 
 
 def main() -> None:

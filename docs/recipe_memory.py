@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import AlbertConfig, BertConfig, LlamaConfig, PreTrainedConfig
 
 from benchmarks.axes_jobs import ENCODER, LARGE, SMALL
 from indictune.commands.plan import ranking_of_flags
@@ -23,11 +23,19 @@ from indictune.planning.memory import calibration
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").rglob("*.yaml"))
 COMMAND = re.compile(r"accelerate_configs/(\w+)\.yaml(?: --num_processes (\d+))?")
 LINES = re.compile(r"(?:^# Expected memory.*\n)(?:^#.*\n)*", re.MULTILINE)
+# Rows that are not here. Without them, all texts are as long as the recipe lets them be.
+ROWS = re.compile(r"^(?:dataset|train|validation|test|text_pair)_\w+: (?!builtin:).*\n", re.MULTILINE)
 # Models of the Hub, by config.json. The one of 1B is that of meta-llama/Llama-3.2-1B.
 CONFIGS: dict[str, PreTrainedConfig] = {
     "Llama-3.1-70B": LARGE,
     "Llama-3.1-8B": SMALL,
     "IndicBERTv2-MLM-only": ENCODER,
+    "indic-bert": AlbertConfig(
+        vocab_size=200_000, embedding_size=128, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
+    ),
+    "marathi-bert-v2": BertConfig(vocab_size=197_285),
+    "muril-base-cased": BertConfig(vocab_size=197_285),
+    "bert-base-multilingual-uncased": BertConfig(vocab_size=105_879),
     "Llama-3.2-1B": LlamaConfig(
         vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, tie_word_embeddings=True, max_position_embeddings=131_072,
@@ -42,10 +50,12 @@ def candidate_of(path: Path) -> Candidate:
     launched = COMMAND.search(text)
     strategy, gpus = ("single_gpu", "1") if launched is None else (launched[1], launched[2] or "1")
     batch = next(name for name in MICRO_BATCHES if name in recipe)
-    words = ["--config", str(path), "--gpus", gpus, f"--{batch}", str(recipe[batch])]
-    words += ["--method", recipe.get("method", "full")]
+    words = ["--gpus", gpus, f"--{batch}", str(recipe[batch]), "--method", recipe.get("method", "full")]
     name = recipe["model_name_or_path"].rpartition("/")[2].removesuffix("-Instruct")
     with TemporaryDirectory() as folder:
+        without_rows = Path(folder, path.name)
+        without_rows.write_text(ROWS.sub("", text), encoding="utf-8")
+        words += ["--config", str(without_rows)]
         if name in CONFIGS:
             CONFIGS[name].save_pretrained(folder)
             words += ["--model_name_or_path", folder]

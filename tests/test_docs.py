@@ -21,6 +21,7 @@ from indictune.distributed.launch import read_deepspeed
 from indictune.tasks.protocol import Task
 from indictune.versions import strategies
 from tests.ranks.launching import ROOT, free_port, python, start
+from tests.test_recipes import RECIPES as RECIPES_OF_KNOWN_FLAGS
 
 NAVIGATION = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
 PAGES_BY_HAND = [ROOT / "docs" / name for name in NAVIGATION if name not in PAGES]
@@ -63,7 +64,7 @@ def commands(text: str) -> list[list[str]]:
 def recipe_commands() -> list[list[str]]:
     """The commands in the headers of the recipes."""
     found = []
-    for recipe in RECIPES:
+    for recipe in RECIPES_OF_KNOWN_FLAGS:
         header = [line[1:] for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
         lines = "\n".join(header).replace("\\\n", " ").splitlines()
         found += [shlex.split(line) for line in lines if "scripts/" in line and "..." not in line]
@@ -88,7 +89,7 @@ def test_every_block_of_commands_says_who_runs_it() -> None:
     assert len(BASH) > 20
     assert [block for block in BASH if block.mark not in MARKS] == []
     assert [block for block in PYTHON if block.mark not in ("run", "nodes")] == []
-    assert len(recipe_commands()) == len(RECIPES)
+    assert len(recipe_commands()) == len(RECIPES_OF_KNOWN_FLAGS)
 
 
 def test_every_command_is_understood() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs.recipe_memory import candidate_of, with_memory
 from indictune.config.arguments import (
@@ -15,36 +17,44 @@ from indictune.config.arguments import (
     SentimentTrainingArguments,
 )
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.command_line import SCRIPTS
 from indictune.config.recipe import read_recipe
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
+KNOWN = {field.name for field in dataclasses.fields(DataArguments)}
+RECIPES = [
+    path
+    for path in sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
+    if "text_pair_column" in KNOWN or "text_pair_column" not in path.read_text(encoding="utf-8")
+]
 TYPES = {
-    "sentiment": (ModelArguments, DataArguments, SentimentTrainingArguments),
-    "llama": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
+    "classification": (ModelArguments, DataArguments, SentimentTrainingArguments),
+    "chat": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
     "tokens": (ModelArguments, DataArguments, IndicTrainingArguments),
 }
-SCRIPT = {
-    "sentiment": "scripts/train_sentiment.py",
-    "llama": "scripts/train_llama.py",
-    "tokens": "scripts/train_tokens.py",
-}
+
+
+def task_of(path: Path) -> str:
+    task: str = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    return task
+
 
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=[f"{path.parent.name}/{path.name}" for path in RECIPES])
 
 
 @every_recipe
 def test_every_key_is_one_and_every_value_fits(path: Path) -> None:
-    files = [] if "\ndataset_name: " in path.read_text(encoding="utf-8") else ["--train_file", "rows.jsonl"]
-    recipe = read_recipe(["--config", str(path), "--output_dir", "out", *files], TYPES[path.parent.name])
+    names_rows = re.search("^(dataset_name|train_file): ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    files, types = ([] if names_rows else ["--train_file", "rows.jsonl"]), TYPES[task_of(path)]
+    recipe = read_recipe(["--config", str(path), "--output_dir", "out", *files], types)
     assert recipe.problems == []
-    for arguments in TYPES[path.parent.name][:2]:
+    for arguments in types[:2]:
         recipe.build(arguments)
 
 
 @every_recipe
 def test_the_header_tells_command_hardware_and_itself(path: Path) -> None:
     header = path.read_text(encoding="utf-8").partition("\noutput_dir")[0].partition("\nmodel_name")[0]
-    assert SCRIPT[path.parent.name] in header
+    assert SCRIPTS[task_of(path)] in header
     assert f"recipes/{path.parent.name}/{path.name}" in header
     assert re.search("^# Hardware: ", header, re.MULTILINE)
 

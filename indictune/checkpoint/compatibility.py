@@ -105,7 +105,7 @@ _OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save
 # A change of these changes no step, or is reported elsewhere.
 _HOUSEKEEPING = re.compile(
     "(output_dir|resume_from_checkpoint|(hub|logging|log|save|eval|dataloader|trackio|trust)_.*|push_to_hub|"
-    "max_(unknown|collision|near_duplicate|conflict)_share|async_save|bad_rows|baseline|max_bad_fraction|debug|device_map|disable_tqdm|do_.*|parallelism_config|report_to|"
+    "max_(unknown|collision|near_duplicate|conflict)_share|async_save|bad_rows|baseline|max_bad_fraction|debug|device_map|disable_tqdm|do_.*|metrics|parallelism_config|report_to|"
     "profile_steps|snapshot_steps|divergence_check_steps|run_name|project|verbose|ignore_data_skip|prediction_loss_only|per_device_eval_batch_size|batch_eval_metrics|"
     "(activation|gradient)_(checkpointing|accumulation).*|on_nonfinite|max_nonfinite_steps|skip_memory_metrics|"
     "include_.*|num_sample_generations|report|test_file|use_cache|torch_empty_cache_steps|restore_callback_.*|"

@@ -20,7 +20,7 @@ from indictune.models.load import check_max_length, check_vocabulary, load_token
 from indictune.models.task_models import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
-from indictune.preflight.values import check_long_texts, check_samples
+from indictune.preflight.values import check_long_texts, check_samples, own_scores_of_plan
 from indictune.run import Run
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.protocol import Task
@@ -100,6 +100,8 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     problems.extend([*check_long_texts(asked, task), *check_samples(asked, task)])
     tokenizer = None
     if config is not None:
+        asked.problem_type = config.problem_type
+        problems.attempt(own_scores_of_plan, plan, task, asked.metrics)
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
             _, of_rows, _ = task.arguments
             noted, default = recorded_reading(config), unresolved(of_rows, {}).max_length

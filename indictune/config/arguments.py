@@ -32,7 +32,7 @@ class ModelArguments(Checked):
     )
     model_revision: str = flag("main", "Branch, tag or commit of the model on the Hub.")
     trust_remote_code: bool = flag(
-        False, "Run Python code that comes with the model. Use it only for authors you trust."
+        False, "Run Python code that comes with the model, or that --metrics names. Use it only for authors you trust."
     )
     trust_checkpoint: bool = flag(
         False,
@@ -182,6 +182,9 @@ class IndicTrainingArguments(TrainingArguments):
 
     per_device_eval_batch_size: int = flag(64, "Rows of one evaluation batch on each process.")
     metric_for_best_model: str | None = flag("loss", "Metric of the validation rows that compares checkpoints.")
+    metrics: list[str] = flag(
+        [], "Metrics of `evaluate` to add: Hub names or files. Code, so they need --trust_remote_code true."
+    )
     load_best_model_at_end: bool = flag(True, "Keep the checkpoint with the best metric as the final model.")
     eval_strategy: str = flag("epoch", "When to evaluate: no, steps or epoch.")
     save_strategy: str = flag("epoch", "When to save: no, steps, epoch or best.")

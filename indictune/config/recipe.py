@@ -178,6 +178,9 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError(problems=[unknown_name(name, prefix, names, scripts_with(name))])
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
+    if known[name].nargs == "+" and len(words) > 1:
+        found = [_convert(parser, prefix, name, [word]) for word in words]
+        return [value for each in found for value in (each if isinstance(each, list) else [each])]
     # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     given = " ".join(words)

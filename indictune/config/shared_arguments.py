@@ -222,13 +222,17 @@ class EvaluationArguments(TextArguments, BadRowArguments):
     train_on_thinking: bool = flag(True, "Score thoughts too, from `<think>` to `</think>`.")
     num_sample_generations: int = flag(0, "Let a language model answer this many rows, and score what it writes.")
     max_new_tokens: int = flag(256, "Most tokens of such an answer.")
+    metrics: list[str] = flag(
+        [], "Metrics of `evaluate` to add: Hub names or files. Code, so they need --trust_remote_code true."
+    )
     output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")
     per_device_eval_batch_size: int = flag(64, "Rows of one batch on each process.")
-    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model, or that --metrics names.")
     bf16: bool = flag(False, "Compute in bf16.")
     fp16: bool = flag(False, "Compute in fp16.")
     ddp_timeout: int = flag(1800, "End the command after the processes have waited this many seconds for one.")
     verbose: bool = flag(False, "Also show the messages of the other libraries.")
+    problem_type: str | None = field(init=False, default=None, metadata={"help": "That of the model."})
 
 
 @dataclass

@@ -95,9 +95,9 @@ class RowFacts:
 
     def groups(self) -> dict[str, dict[str, np.ndarray]]:
         """`language`, `script` and `length` -> value -> the numbers of its rows."""
-        found = {"language": _rows_by_value(self.languages)}
+        found = {"language": rows_by_value(self.languages)}
         if self.scripts is not None:
-            found["script"] = _rows_by_value(self.scripts)
+            found["script"] = rows_by_value(self.scripts)
         buckets = np.searchsorted(_LENGTHS, self.lengths)
         names = [f"{first + 1}-{last}" for first, last in zip((0, *_LENGTHS), _LENGTHS, strict=False)]
         names.append(f"over {_LENGTHS[-1]}")
@@ -105,7 +105,8 @@ class RowFacts:
         return found | {"length": {name: rows for name, rows in of_bucket.items() if len(rows)}}
 
 
-def _rows_by_value(values: Sequence[str]) -> dict[str, np.ndarray]:
+def rows_by_value(values: Sequence[str]) -> dict[str, np.ndarray]:
+    """The numbers of the rows that have each value, sorted by value."""
     coded = pa.array(values, pa.string()).dictionary_encode()
     codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
     return {names[number]: np.flatnonzero(codes == number) for number in np.argsort(names)}
@@ -295,7 +296,8 @@ def _score_at(found: Breakdown, path: tuple[str, ...]) -> float:
             value: float = getattr(group.per_label[label], ratio).value
             return value
         case ("by", what, of, name):
-            return found.by[what][of].scores[name].value
+            scores = found.by[what][of].scores
+            return scores[name].value if name in scores else math.nan  # a script has none by --metrics
     return found.by["language"][found.worst_language].scores[found.score].value
 
 

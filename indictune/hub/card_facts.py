@@ -37,7 +37,7 @@ EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # What is of this machine or of the push, and not of the training.
 NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir"]
 NOT_OF_THE_TRAINING += ["report", "report_to"]
-_NAMES = ("model_name_or_path", "dataset_name")  # which may be names on the Hub
+_NAMES = ("model_name_or_path", "dataset_name", "metrics")  # which may be names on the Hub
 
 _TASKS = {"token-classification": "tokens", "text-generation": "chat"}  # `task_of` imports TRL
 _TAGS = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
@@ -268,14 +268,15 @@ def scores_in(block: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_interval(score: Estimate, digits: int) -> str:
-    """A score with its 95% interval."""
+    """A score with its 95% interval, if it has one."""
     value, low, high = (f"{each:.{digits}f}" for each in (score.value, score.low, score.high))
-    return f"{value} ({low} to {high})"
+    return value if math.isnan(score.low) else f"{value} ({low} to {high})"
 
 
 def group_cells(group: Group, names: Iterable[str], digits: int) -> list[str]:
-    """The number of a group's rows, and its scores."""
-    return [f"{group.num_examples:,}", *(with_interval(group.scores[name], digits) for name in names)]
+    """The number of a group's rows, and its scores; a script has none by `--metrics`."""
+    scores = (with_interval(group.scores[name], digits) if name in group.scores else "" for name in names)
+    return [f"{group.num_examples:,}", *scores]
 
 
 def label_rows(group: Group, digits: int) -> list[list[str]]:

@@ -39,13 +39,14 @@ def make_plan(
     given, training = plan.recipe.values, plan.training
     metric = given.get("metric_for_best_model", task.metrics(plan)[0])
     is_lower_better = metric.removeprefix("eval_").removeprefix(WORST).startswith(task.lower_is_better)
-    if (asked := given.get("greater_is_better")) is not None and asked == is_lower_better:
+    is_ours = has_score(task, plan, metric.removeprefix("eval_"))  # else it is by --metrics, or unknown
+    if is_ours and (asked := given.get("greater_is_better")) is not None and asked == is_lower_better:
         best = "lowest" if is_lower_better else "highest"
         problems.append(problem("worst-as-best", "--greater_is_better", str(asked).lower(), metric=metric, best=best))
     defaults = {
         "metric_for_best_model": metric,
         # transformers (5.23) takes every metric that ends with "loss" for one.
-        "greater_is_better": None if is_lower_better == metric.endswith("loss") else not is_lower_better,
+        "greater_is_better": not is_lower_better if is_ours and is_lower_better != metric.endswith("loss") else None,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
         "tf32": devices.default_tf32(training),
     }
@@ -57,6 +58,12 @@ def make_plan(
         with problems.collecting():
             derived |= split_batch(plan)
     return plan.derive(**derived), problems
+
+
+def has_score(task: Task[Any, Any, Any], plan: RunPlan[Any, Any], name: str) -> bool:
+    """Whether a run has a score of that name without `--metrics`: of all rows, or maybe of a group or a label."""
+    starts = (*task.group_scores(plan), *task.label_scores(plan))
+    return name in task.metrics(plan) or name.startswith(tuple(f"{each}_" for each in starts))
 
 
 def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPlan[Data, Training], Problems]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +19,9 @@ from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_ranges
 from indictune.data.languages import scripts_of
-from indictune.errors import Problem, problem
+from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.breakdown import RATIOS, WRITTEN, near_names, score_names
+from indictune.preflight.derive import has_score
 from indictune.tasks.protocol import Task, Tokens, row_facts
 from indictune.upstream import check_combination, numbers_in
 
@@ -40,14 +43,29 @@ def check_values(plan: AnyPlan) -> list[Problem]:
 
 
 def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
-    """Refuse to compare checkpoints by a metric that the task does not have."""
-    metric = str(plan.training.metric_for_best_model).removeprefix("eval_")
-    known = task.metrics(plan)
-    prefixes = tuple(f"{score}_" for score in (*task.group_scores(plan), *task.label_scores(plan)))
-    if metric in known or metric.startswith(prefixes):
-        return []
-    near = near_names(metric, [*known, *(f"{prefix}<name>" for prefix in prefixes)])
+    """Refuse `--metrics` that fail, and to compare checkpoints by a metric that the run does not have."""
+    metric, found = str(plan.training.metric_for_best_model).removeprefix("eval_"), Problems()
+    own = found.attempt(own_scores_of_plan, plan, task, plan.training.metrics)
+    if own is None or has_score(task, plan, metric):
+        return found
+    if metric in own:
+        is_known = "greater_is_better" in plan.recipe.values
+        return [] if is_known else [problem("metric-without-direction", METRIC, metric)]
+    grouped = (*task.group_scores(plan), *task.label_scores(plan))
+    near = near_names(metric, [*task.metrics(plan), *own, *(f"{score}_<name>" for score in grouped)])
     return [problem("metric-unknown", METRIC, metric, near=near)]
+
+
+def own_scores_of_plan(plan: RunPlan[Any, Any], task: Task[Any, Any, Any], given: Sequence[str]) -> list[str]:
+    """The names of the scores by `--metrics`, which are tried; a `UserError` if a metric cannot be used."""
+    if not given:
+        return []
+    from indictune.evaluation.own_metrics import FLAG, names_of_scores
+
+    compares = task.compares(plan)
+    if compares is None:
+        raise UserError("metric-without-predictions", FLAG, " ".join(given))
+    return names_of_scores(given, plan.model.trust_remote_code, compares, partial(has_score, task, plan))
 
 
 def check_metric_of_rows(metric: str, tokens: Tokens) -> list[Problem]:

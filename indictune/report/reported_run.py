@@ -277,7 +277,8 @@ def compared_scores(runs: Sequence[ReportedRun]) -> list[Table]:
         body = [["all", *(with_interval(each.overall.scores[name], DIGITS) for _, each in here)]]
         for language in sorted(languages):
             groups = [each.by["language"].get(language) for _, each in here]
-            cells = (with_interval(group.scores[name], DIGITS) if group else "" for group in groups)
+            scores = (group.scores.get(name) if group else None for group in groups)
+            cells = ("" if score is None else with_interval(score, DIGITS) for score in scores)
             body.append([shown_language(language), *cells])
         found.append(Table(titled(name), ["", *(run.name for run, _ in here)], body))
     return found

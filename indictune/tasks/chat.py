@@ -126,6 +126,9 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         samples = _samples(chats, plan.data, rows.template)
         return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
 
+    def compares(self, plan: Plan | EvaluationPlan) -> str | None:
+        return "texts" if plan.data.num_sample_generations else None
+
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
         return ANSWER_SCORES + WRITTEN
 

@@ -107,6 +107,10 @@ class TextObjective(Objective):
             return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
+    def compared(self, dataset: Dataset, results: Results | None) -> tuple[list[Any], list[Any]] | None:
+        labels = dataset["labels"][:]
+        return labels if results is None else results[0].tolist(), labels
+
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
             serve_as_trained(folder, self._tokenizer, self.config, max_length)
@@ -217,6 +221,11 @@ class MultiLabel(TextObjective):
             predicted = [name for name, score in zip(names, scores, strict=True) if score >= self.threshold]
             yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
 
+    def compared(self, dataset: Dataset, results: Results | None) -> tuple[list[Any], list[Any]]:
+        right = np.asarray(dataset["labels"][:]) > 0
+        given = right if results is None else results[0] >= self.threshold
+        return given.astype(int).tolist(), right.astype(int).tolist()
+
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         probabilities, losses = results
         facts, given = row_facts(dataset, scripts), probabilities >= self.threshold
@@ -297,6 +306,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def label_scores(self, plan: Plan) -> tuple[str, ...]:
         return () if plan.data.problem_type == REGRESSION else RATIOS
+
+    def compares(self, plan: Plan | EvaluationPlan) -> str:
+        return plan.data.problem_type or "single_label_classification"
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)

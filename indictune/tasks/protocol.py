@@ -69,6 +69,10 @@ class Objective(ABC):
         """What the model makes of each row, for `predictions.jsonl`. By default nothing."""
         return iter(())
 
+    def compared(self, dataset: Dataset, results: Results | None) -> tuple[list[Any], list[Any]] | None:
+        """What `--metrics` compares: predictions (the right answers without results), and right answers; or None."""
+        return None
+
     def metrics(self, found: Breakdown) -> dict[str, Any]:
         """The block of `metrics.json` of an evaluation."""
         return block_of(found, lambda group: {name: group.scores[name].value for name in self.METRICS})
@@ -193,6 +197,10 @@ class Task(ABC, Generic[Rows, Data, Training]):
     def label_scores(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
         """The scores that each label has. By default none."""
         return ()
+
+    def compares(self, plan: RunPlan[Any, Training]) -> str | None:
+        """Which of `INVENTED` is like the rows that `--metrics` gets; None if it cannot be used."""
+        return None
 
     @abstractmethod
     def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:

@@ -60,10 +60,13 @@ class TokenTags(TextObjective):
         losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
         return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
 
+    def compared(self, dataset: Dataset, results: Results | None) -> tuple[list[Any], list[Any]]:
+        right = [[self.names[tag] for tag in row] for row in dataset["tags"][:]]
+        return right if results is None else predicted_tags(results[0], dataset["is_read"][:], self.names), right
+
     def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
-        given = predicted_tags(results[0], dataset["is_read"][:], self.names)
-        for tags, predicted in zip(dataset["tags"][:], given, strict=True):
-            yield {"label": [self.names[tag] for tag in tags], "predicted": predicted}
+        for predicted, right in zip(*self.compared(dataset, results), strict=True):
+            yield {"label": right, "predicted": predicted}
 
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         (predicted, losses), is_read = results, dataset["is_read"][:]
@@ -143,6 +146,9 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         health, notes = replace(health, labels=balance), [*tag_notes, *warning_notes(health.findings)]
         tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
+
+    def compares(self, plan: Plan | EvaluationPlan) -> str:
+        return "tags"
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
         return ENTITY_SCORES

@@ -20,9 +20,11 @@ from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import deepspeed_init
 from transformers.trainer_utils import speed_metrics
 
+from indictune.checkpoint.train_state import RandomStates
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
+from indictune.errors import Problems
 from indictune.evaluation.breakdown import WORST, WRITTEN, named_scores
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
@@ -33,6 +35,7 @@ from indictune.upstream import has_prepared_model
 
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
+    from indictune.evaluation.own_metrics import OwnScores
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     trainer.asked_before = None  # was of the training, where a stop would lose a step
     answers = answers_to(trainer, samples)
     if samples.rows is not None:
-        trainer.written = scores_of_samples(samples, answers)
+        trainer.written = scores_of_samples(trainer, samples, answers)
     if run.rank != 0:
         return
     lines = []
@@ -63,13 +66,36 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     write_whole(run.output_dir / SAMPLES, "".join(lines))
 
 
-def scores_of_samples(samples: Samples, answers: Sequence[str], draws: int = RESAMPLES) -> Breakdown:
-    """The scores of written answers, for whom they are; `draws` as of `break_down`."""
+def scores_of_samples(trainer: TaskTrainer, samples: Samples, answers: list[str], draws: int = RESAMPLES) -> Breakdown:
+    """The scores of written answers, for whom they are; `draws` as of `break_down`. All ranks must call it."""
     from indictune.evaluation.breakdown import break_down
     from indictune.evaluation.scorers import written_answers
 
-    scores = written_answers(answers, [messages[-1]["content"] for messages in samples.chats])
-    return break_down("written_answers", samples.facts(), scores, draws=draws)
+    right, facts = [messages[-1]["content"] for messages in samples.chats], samples.facts()
+    found = break_down("written_answers", facts, written_answers(answers, right), draws=draws)
+    own = scores_by_metrics(trainer, (answers, right), facts.languages)
+    return found if own is None else own.beside(found)
+
+
+def scores_by_metrics(
+    trainer: TaskTrainer, sides: tuple[list[Any], list[Any]] | None, languages: Sequence[str]
+) -> OwnScores | None:
+    """What `score_rows` gives, or raises, for `--metrics` on rank 0; None without any. All ranks must call it."""
+    if sides is None or not trainer.args.metrics:
+        return None
+    from indictune.evaluation.own_metrics import score_rows
+
+    problems, states, found = Problems(), RandomStates(), None
+    if trainer.args.process_index == 0:
+        OWN_PROGRESS.passed("computing --metrics")
+        found = problems.attempt(score_rows, trainer.args.metrics, sides, languages)
+        states.restore()
+    found, problems = collectives.gather_from_all((found, problems))[0]
+    if problems and trainer.state.global_step:
+        kept = "What was trained is saved: --resume_from_checkpoint auto goes on from there."
+        problems = Problems(replace(each, way_out=f"{each.cure} {kept}") for each in problems)
+    problems.raise_any()
+    return found
 
 
 def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
@@ -124,9 +150,15 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     if dataset is trainer.eval_dataset:
         objective.fit(dataset, results)
     detailed = objective.metrics(objective.breakdown(dataset, results))
+    flat = objective.flatten(detailed)
+    if trainer.args.metrics:
+        own = scores_by_metrics(trainer, objective.compared(dataset, results), dataset["language"][:])
+        trainer.own_scores = own
+        if own is not None:
+            own.add_to(detailed)
+            flat |= own.overall
     trainer.detailed_metrics[prefix] = detailed
     trainer.measured = results if objective.keeps_scores else None
-    flat = objective.flatten(detailed)
     asked = str(trainer.args.metric_for_best_model).removeprefix("eval_")
     if trainer.is_in_train and asked not in flat:
         flat |= _score_of_some(trainer, dataset, results, asked)
@@ -149,9 +181,9 @@ def _score_of_some(
 ) -> dict[str, float]:
     """The score of a language, script, range of lengths or label, or of written answers, by its name."""
     found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
-    if name.removeprefix(WORST).startswith(WRITTEN) and trainer.samples is not None:
+    if trainer.samples is not None and (trainer.args.metrics or name.removeprefix(WORST).startswith(WRITTEN)):
         answers = answers_to(trainer, trainer.samples)
-        found = replace(found, written=scores_of_samples(trainer.samples, answers, draws=0))
+        found = replace(found, written=scores_of_samples(trainer, trainer.samples, answers, draws=0))
     return {each: score for each, score in named_scores(found).items() if each == name}
 
 

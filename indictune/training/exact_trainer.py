@@ -27,6 +27,7 @@ from indictune.data.collation import Row, lengths_of
 from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism
+from indictune.errors import UserError
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
@@ -127,7 +128,7 @@ class ExactTrainer(TaskTrainer):
         (trl 1.16: 3.7251 on one, 3.7283 on two).
 
         The nested metrics stay in `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones. Where a stop
-        interrupts an evaluation in training, the step is saved, and a resumed run evaluates it.
+        or a metric that fails ends an evaluation in training, the step is saved, and a resumed run evaluates it.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
@@ -139,13 +140,13 @@ class ExactTrainer(TaskTrainer):
             if self.is_in_train and self.stop_request.agreed and self.args.save_strategy == SaveStrategy.BEST:
                 raise Stopped("stopped before an evaluation.")  # else a step that is not the best is not saved
             metrics = evaluate_rows(self, dataset, metric_key_prefix)
-        except Stopped:
+        except (Stopped, UserError) as error:
             if not self.is_in_train:
                 raise
             before.restore()
             self.stop_request.evaluation_due = True
             self._save_checkpoint(self.model_wrapped, None)
-            raise self._stopped() from None
+            raise (self._stopped() if isinstance(error, Stopped) else error) from None
         if self.is_in_train and not self.checkpoints.is_compared():
             self._best_before = self.state.best_metric, self.state.best_global_step
         return metrics

@@ -86,7 +86,9 @@ class Findings:
                 raise UserError("logits-not-finite", "--model", self._saved_model)
             note = f"The loss on the {split} rows is {block['loss']}: half precision may overflow on some of them."
             run.warn([note])
-        run.show(f"\n{split} rows\n{metrics_tables(block, objective.METRICS)}")
+        own = trainer.own_scores
+        names = objective.METRICS if own is None else (*objective.METRICS, *own.overall)
+        run.show(f"\n{split} rows\n{metrics_tables(block, names)}")
         assert results is not None
         written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
         if written is not None:
@@ -95,6 +97,7 @@ class Findings:
             self.results = results
             scripts = None if origins is None else scripts_of(origins.texts, dataset["language"][:])
             found = replace(objective.breakdown(dataset, results, scripts, RESAMPLES), written=written)
+            found = found if own is None else own.beside(found)
             for row, text in _rows(objective, name, dataset, results, origins, scripts):
                 self._lines.append(json_line(row))
                 self._mistakes.add(row, text)

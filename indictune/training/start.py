@@ -175,6 +175,8 @@ def start_ranks(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tupl
         Problems(check_metric_of_rows(str(plan.training.metric_for_best_model), tokens)).raise_any()
     else:
         Problems(check_evaluations(plan, has_validation=False)).raise_any()
+        if plan.training.metrics and tokens.test is None:
+            run.warn([f"Ignoring --metrics {' '.join(plan.training.metrics)}: there are no rows to score."])
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     args = bring_up(plan, run)
     if args.world_size > 1:
@@ -341,6 +343,10 @@ def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoi
         from indictune.training.callbacks.restore_progress import check_rows
 
         check_rows(trainer, point.checkpoint)
+    if trainer.args.metrics and (rows := tokens.validation or tokens.test) is not None:
+        from indictune.training.evaluation import scores_by_metrics
+
+        scores_by_metrics(trainer, trainer.objective.compared(rows, None), rows["language"][:])
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)
     write_recipe(plan, trainer.args, run, point)

@@ -39,6 +39,7 @@ from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, m
 
 if TYPE_CHECKING:
     from indictune.evaluation.breakdown import Breakdown
+    from indictune.evaluation.own_metrics import OwnScores
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class TaskTrainer(Trainer):
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     has_begun = False  # the training
     written: Breakdown | None = None  # scores of its answers
+    own_scores: OwnScores | None = None  # by `--metrics`, of the latest evaluation
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
 
     def unlogged(self) -> dict[str, Any]:

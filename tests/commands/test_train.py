@@ -19,6 +19,7 @@ from indictune.commands.train import read_asked
 from indictune.config.command_line import SCRIPTS, flags_of
 from indictune.versions import recipes, strategies
 from tests.ranks.launching import ROOT, path, python, start
+from tests.test_recipes import RECIPES
 
 ROWS = "text,label\n" + "".join(f"बहुत अच्छी फिल्म {n},positive\nबेकार फिल्म {n},negative\n" for n in range(20))
 ALIASES = tomllib.loads((ROOT / "indictune/config/aliases.toml").read_text(encoding="utf-8"))
@@ -172,11 +173,10 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
     assert read_asked([*words, "r.yaml", "--seed", "2"]).task == task
 
 
-@pytest.mark.parametrize("name", sorted(recipes()))
+@pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in RECIPES])
 def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None:
     asked = read_asked([name.removeprefix("recipes/")])
-    folder = {"classification": "sentiment", "tokens": "tokens", "chat": "llama"}[asked.task]
-    assert name.startswith(f"recipes/{folder}/")
+    assert f"\ntask: {asked.task}\n" in recipes()[name].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_only_the_first_equals_sign_and_the_hyphens_of_the_name_count() -> None:
         (["--weight_decay", "-1e-4"], {"weight_decay": -1e-4}),
         (["--text_column", "-tweet"], {"text_column": "-tweet"}),
         (["--text_column=--tweet"], {"text_column": "--tweet"}),
+        (["--label_map", "-1=bad", "0=", "1=good"], {"label_map": ["-1=bad", "0=", "1=good"]}),
     ],
 )
 def test_a_value_may_begin_with_a_dash(argv: list[str], expected: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ LATE = (
     "indictune.planning.machine_failures",
     "indictune.distributed.agreement",
     "indictune.distributed.vocabulary_choice",
+    "indictune.evaluation.own_metrics",
     "sacrebleu",
     "rensa",
     "sklearn.feature_extraction.text",
