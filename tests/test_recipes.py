@@ -13,6 +13,7 @@ from indictune.config.arguments import (
     IndicTrainingArguments,
     ModelArguments,
     SentimentTrainingArguments,
+    TaggedDataArguments,
 )
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.recipe import read_recipe
@@ -21,7 +22,7 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
 TYPES = {
     "sentiment": (ModelArguments, DataArguments, SentimentTrainingArguments),
     "llama": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
-    "tokens": (ModelArguments, DataArguments, IndicTrainingArguments),
+    "tokens": (ModelArguments, TaggedDataArguments, IndicTrainingArguments),
 }
 SCRIPT = {
     "sentiment": "scripts/train_sentiment.py",
