@@ -15,6 +15,7 @@ from indictune.config.arguments import (
     IndicTrainingArguments,
     ModelArguments,
     SentimentTrainingArguments,
+    TaggedDataArguments,
 )
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.command_line import SCRIPTS
@@ -29,7 +30,7 @@ RECIPES = [
 TYPES = {
     "classification": (ModelArguments, DataArguments, SentimentTrainingArguments),
     "chat": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
-    "tokens": (ModelArguments, DataArguments, IndicTrainingArguments),
+    "tokens": (ModelArguments, TaggedDataArguments, IndicTrainingArguments),
 }
 
 

@@ -92,7 +92,7 @@ def _predict(asked: PredictFlags) -> None:
         problems.append(problem("predict-of-many-processes", "--num_processes", launch.world_size))
     if asked.output_file is not None and rank_of(os.environ) == 0:  # a late rank may find the finished output
         problems.attempt(check_output, asked.output_file)
-    served = served_model(asked, problems)
+    served = served_model(asked, problems, may_tag=True)
     with TemporaryDirectory() as folder:
         source = None
         if served is not None and asked.input_file is not None:

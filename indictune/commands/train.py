@@ -40,7 +40,7 @@ _OF_ROWS = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".ods", ".txt", ".gz"
 # For a task without a recipe and a model.
 _SMALL = {
     "classification": "recipes/sentiment/small_from_scratch.yaml",
-    "tokens": "recipes/tokens/demo.yaml",
+    "tokens": "recipes/tokens/small_from_scratch.yaml",
     "chat": "recipes/llama/demo.yaml",
 }
 _PRETRAINED = "--model_name_or_path ai4bharat/IndicBERTv2-MLM-only starts from a pretrained model."
@@ -136,7 +136,7 @@ def with_defaults(asked: Asked) -> Asked:
     if recipe is None and "model_name_or_path" not in asked.flags:
         recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
         content = {**load_recipe(recipe), "output_dir": None}
-        hint = f" {_PRETRAINED}" if asked.task == "classification" else ""
+        hint = f" {_PRETRAINED}" if asked.task != "chat" else ""
         notes.append(f"no model given: a small one from random weights, by {_SMALL[asked.task]}.{hint}")
     asked = replace(asked, recipe=recipe, content=content)
     if not asked.output_dir:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from transformers import TrainingArguments
 
-from indictune.config.shared_arguments import BadRowArguments, Checked, OneOrMore, TextArguments, flag
+from indictune.config.shared_arguments import BadRowArguments, Checked, OneOrMore, TagArguments, TextArguments, flag
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]
@@ -99,7 +99,7 @@ class SourceArguments(BadRowArguments):
     train_file: Files = flag(
         None,
         "Files of training rows: names, patterns such as 'data/*.csv', or a folder of `save_to_disk`. json, jsonl, "
-        "parquet and arrow; for a classifier csv, tsv, xlsx and ods too. Each may be packed: .gz or .zst.",
+        "parquet and arrow; for a classifier csv, tsv, xlsx, ods and SentiMix's txt too. All may be packed: .gz, .zst.",
         nargs="+",
         action=OneOrMore,
     )
@@ -163,7 +163,7 @@ class DataArguments(TextArguments, SourceArguments):
     max_length: int | str = flag(  # type: ignore[assignment]
         128,
         "Cut texts to this many tokens, special ones included. `auto`: the 99th percentile of the training rows' "
-        "tokens, within the model's positions.",
+        "tokens (of a tagger the 99.5th), within the model's positions.",
     )
     drop_leaked_rows: bool = flag(False, "Remove training rows whose text is also in the validation or test rows.")
     max_conflict_share: float | None = flag(
@@ -174,6 +174,11 @@ class DataArguments(TextArguments, SourceArguments):
         "What a label is: one class (the default), a number, or several classes (`a|b`, or a list in json and "
         "parquet). Give single_label_classification if your classes look like scores.",
     )
+
+
+@dataclass
+class TaggedDataArguments(DataArguments, TagArguments):
+    """Which tagged sentences are trained on, and how they are read."""
 
 
 @dataclass

@@ -145,6 +145,22 @@ class TextArguments(FileFormArguments):
 
 
 @dataclass
+class TagArguments(Checked):
+    """Which columns of a file of tagged words are read. A column has a name in the first line, or a number from 1."""
+
+    word_column: str | None = flag(
+        None,
+        "Column with a tagger's words. Default: the one of a usual name, such as word or tokens, or the first.",
+    )
+    tag_column: str | None = flag(
+        None, "Column with their tags. Default: the one of a usual name, such as tag or ner_tags, or the last."
+    )
+    sentence_column: str | None = flag(
+        None, "Column with the number of the sentence. Default: that named sentence_id or so, else blank lines count."
+    )
+
+
+@dataclass
 class BadRowArguments(Checked):
     """What happens to rows that cannot be used."""
 
@@ -211,7 +227,7 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 
 
 @dataclass
-class EvaluationArguments(TextArguments, BadRowArguments):
+class EvaluationArguments(TextArguments, BadRowArguments, TagArguments):
     """Which finished model is scored on which rows. Values that are not given are those of its training."""
 
     model: str = flag("", "The --output_dir of a finished run.")

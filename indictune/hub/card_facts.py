@@ -106,7 +106,8 @@ class CardFacts:
         languages = {shown_language(name): count for name, count in (data.get("languages") or {}).items()}
         counted = [("language", languages), ("label", data.get("labels") or {})]
         body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
-        return [["all", f"{data['rows']:,}"], *body]
+        tags = [["tags", str(data["tags"])]] if "tags" in data else []
+        return [["all", f"{data['rows']:,}"], *body, *tags]
 
     @property
     def learned_pieces(self) -> int:

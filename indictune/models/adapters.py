@@ -186,6 +186,8 @@ def add_lora(
         use_dora=args.use_dora,
         use_rslora=args.use_rslora,
         target_modules=ALL_LINEAR if ALL_LINEAR in args.lora_target_modules else args.lora_target_modules,
+        # `all-linear` of peft (0.21) leaves out the head of a classifier of texts alone.
+        exclude_modules=list(HEAD_NAMES) if task == TaskType.TOKEN_CLS else None,
         modules_to_save=[*trained_whole, *args.modules_to_save],
     )
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))

@@ -67,8 +67,7 @@ def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def _marks(text: str) -> Counter[str]:
-    composed = unicodedata.normalize("NFC", text)
-    return Counter(char for char in composed if unicodedata.category(char).startswith("M"))
+    return Counter(char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char).startswith("M"))
 
 
 # These count positions from pad_token_id + 1, so the first rows of their position table are never used.
@@ -153,9 +152,10 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
 
 def _check_values(config: PreTrainedConfig) -> None:
     """Raise `ValueError` for values that transformers reads and no model has."""
+    if config.model_type == "gemma3_text":
+        import indictune.models.token_heads  # noqa: F401, a class that transformers lacks
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        size = getattr(config, name, None)
-        if isinstance(size, int) and not 1 <= size <= 10**7:
+        if isinstance(size := getattr(config, name, None), int) and not 1 <= size <= 10**7:
             raise ValueError(f"{name} of its config.json is {size}")
     if not isinstance(getattr(config, "threshold", 0.5), int | float):
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")

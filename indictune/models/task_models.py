@@ -21,6 +21,7 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -118,7 +119,8 @@ def load_classifier(
     # loading draws other random weights.
     new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
     besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
-    return _ready(base, args, tokenizer, TaskType.SEQ_CLS, besides_head)
+    task = TaskType.TOKEN_CLS if kind is AutoModelForTokenClassification else TaskType.SEQ_CLS
+    return _ready(base, args, tokenizer, task, besides_head)
 
 
 def _ready(

@@ -22,6 +22,7 @@ from indictune.config.shared_arguments import ClassifierArguments, TextFileArgum
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
+from indictune.data.read.conll import holds_tweets
 from indictune.data.read.open_files import decoded, kind_of_file, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
@@ -39,11 +40,11 @@ def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[
 
     Returns:
         For each text `text`, `label`, `scores` (label -> probability) and `language`. The label is a list if the model
-        gives several, a number without scores for a regression, and None for a text without words.
+        gives several or tags words, a number without scores for a regression, and None for a text without words.
     """
     if isinstance(texts, Mapping) or not all(isinstance(each, str | None) for each in texts):
         raise UserError("wrong-type", "texts", type(texts).__name__, reason="expected a text, or a list of texts")
-    classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags))
+    classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags), may_tag=True)
     return list(as_records(label(classifier, text_batch(texts)))) if len(texts) else []
 
 
@@ -56,14 +57,18 @@ def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of texts with their labels: besides its columns, `label`, and `score_<label>` (float32) for each label.
 
     Its columns are `text` and `language`, nullable strings, and any others. The result's `language` has no nulls. In a
-    row without words, label and scores are null.
+    row without words, label and scores are null. Of a tagger, the label is the list of the tags of the words as they
+    are written, which spaces separate, without scores.
     """
     rows = batch.num_rows
     nothing = {"label": pa.nulls(rows, pa.string()), "line": pa.nulls(rows, pa.int64())}
     cleaned = clean_batch(pa.record_batch({"text": batch["text"], "language": batch["language"], **nothing}))
-    logits = classifier.logits(cleaned["text"].to_pylist())
     columns = {name: batch[name] for name in batch.schema.names if name != "language"}
-    columns |= labels_and_scores(classifier.served.config, classifier.served.labels, logits)
+    if classifier.served.tags_words:
+        columns["label"] = pa.array(classifier.tags(batch["text"].to_pylist()), pa.list_(pa.string()))
+    else:
+        logits = classifier.logits(cleaned["text"].to_pylist())
+        columns |= labels_and_scores(classifier.served.config, classifier.served.labels, logits)
     return pa.record_batch({**columns, "language": cleaned["language"]})
 
 
@@ -182,8 +187,7 @@ class TextFile:
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows."""
         with attributed_to("--input_file"):
-            if kind_of_file(self.path) == LINES:
-                checked_extension(self.path)
+            if kind_of_file(self.path) == LINES and checked_extension(self.path) and not holds_tweets(self.path):
                 with opened(self.path) as file:
                     yield from equal_windows(line_windows(cast(BufferedReader, file), self.path), WINDOW_ROWS)
             else:

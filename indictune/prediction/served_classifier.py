@@ -21,6 +21,7 @@ from indictune.data.text.tokenisation import Windows, windows_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
+from indictune.models.config_shapes import KINDS
 from indictune.models.load import (
     Model,
     check_max_length,
@@ -37,7 +38,7 @@ from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.tasks.loss import mean_of_windows
 
 _OF_A_RUN = ("train_log.jsonl", "status.json", "logs", RECIPE, "checkpoint-*")
-_HEAD = "ForSequenceClassification"
+_HEAD, _OF_WORDS = "ForSequenceClassification", "ForTokenClassification"
 # Measured by benchmarks/predict.py: a CPU's caches hold a small batch, and a GPU needs a large one.
 TOKENS_ON_CPU = 2_048
 TOKENS_ON_ACCELERATOR = 32_768
@@ -66,11 +67,16 @@ class ServedModel:
     tokenizer: PreTrainedTokenizerBase  # for cleaned texts
     reading: Reading
 
+    @property
+    def tags_words(self) -> bool:
+        """Whether each word gets a label."""
+        return any(name.endswith(_OF_WORDS) for name in self.config.architectures or [])
 
-def served_model(asked: ClassifierArguments, problems: Problems) -> ServedModel | None:
-    """The classifier that the flags name; None if `problems` got a reason why there is none."""
+
+def served_model(asked: ClassifierArguments, problems: Problems, may_tag: bool = False) -> ServedModel | None:
+    """The classifier, of words only if it `may_tag`, that the flags name; None if `problems` got a reason."""
     args = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
-    config = problems.attempt(classifier_config, args)
+    config = problems.attempt(classifier_config, args, may_tag)
     if config is None:
         return None
     reading = problems.attempt(reading_of, asked, config)
@@ -103,13 +109,13 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     )
 
 
-def classifier_config(model: ModelArguments) -> PreTrainedConfig:
+def classifier_config(model: ModelArguments, may_tag: bool = False) -> PreTrainedConfig:
     """The configuration of a finished classifier; a `UserError` for no model, an unfinished run or another task."""
     folder = Path(model.model_name_or_path)
     check_finished(folder)
     config = trained_config(model)
     architectures = config.architectures or []
-    if not any(name.endswith(_HEAD) for name in architectures):
+    if not any(name.endswith((_HEAD, _OF_WORDS) if may_tag else _HEAD) for name in architectures):
         if continues_texts(architectures):
             raise UserError("predict-of-language-model", "--model", folder)
         raise UserError("predict-needs-classifier", "--model", folder, found=", ".join(architectures) or "none")
@@ -136,9 +142,10 @@ class Classifier:
         self._max_tokens = max_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         args, config, tokenizer = served.args, served.config, served.tokenizer
         is_quantised = bool(stored_quantisation(config))
-        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code)
+        kind, _ = KINDS[_OF_WORDS if served.tags_words else _HEAD]
+        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
         check_vocabulary(args, model, tokenizer, flag="--model")
-        self._padded = pads("auto", args, config)
+        self._padded = served.tags_words or pads("auto", args, config)
         self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)
         if self._padded:
             # Models read a row's first token, or look for the last token that is no padding.
@@ -170,8 +177,7 @@ class Classifier:
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
-        half = torch.bfloat16 if reading.bf16 else torch.float16
-        with torch.inference_mode(), torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16):
+        with torch.inference_mode(), self._autocast():
             # They stay on the device until all are computed: fetching each would wait for it.
             parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
         computed = torch.cat(parts).cpu().numpy()
@@ -180,8 +186,34 @@ class Classifier:
         found[np.concatenate(batches)] = computed / np.float32(reading.temperature)
         return found
 
+    def tags(self, texts: Sequence[str | None]) -> list[list[str] | None]:
+        """The tag of each word of a text, which spaces separate: empty for words without tokens, or cut off.
+
+        None for a text without words. Raises `UserError` as `logits`.
+        """
+        words, served = [(text or "").split() for text in texts], self.served
+        cut = {"truncation": True, "max_length": served.reading.max_length, "is_split_into_words": True}
+        encoded = served.tokenizer([row or ["-"] for row in words], **cut)
+        lengths = np.array([len(ids) if row else 0 for ids, row in zip(encoded["input_ids"], words, strict=True)])
+        found: list[list[str] | None] = [None] * len(words)
+        for batch in cut_by_tokens(lengths, self._max_tokens, padded=True):
+            with torch.inference_mode(), self._autocast():
+                computed = self._forward([[encoded["input_ids"][index]] for index in batch]).cpu()
+            for logits, index in zip(computed, batch.tolist(), strict=True):
+                if not torch.isfinite(logits[: lengths[index]]).all():
+                    raise UserError("logits-not-finite", "--model", served.args.model_name_or_path)
+                word_ids, best = encoded.word_ids(index), logits.argmax(-1).tolist()
+                first = {word: served.labels[best[at]] for at, word in reversed([*enumerate(word_ids)])}
+                found[index] = [first.get(number, "") for number in range(len(words[index]))]
+        return found
+
+    def _autocast(self) -> torch.autocast:
+        reading = self.served.reading
+        half = torch.bfloat16 if reading.bf16 else torch.float16
+        return torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16)
+
     def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:
-        """The logits of some rows, given by their windows, float32 [rows, labels]."""
+        """The logits of some rows, given by their windows, float32 [rows, labels] or [rows, tokens, labels]."""
         lengths = [np.array(list(map(len, row))) for row in rows]
         joined = [np.concatenate(row) for row in rows]
         batch = self._collate(
@@ -225,10 +257,10 @@ def _device() -> torch.device:
     return torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
 
 
-def load_served_classifier(asked: ClassifierArguments) -> Classifier:
-    """The classifier that the flags name; a `UserError` with every problem of the model."""
+def load_served_classifier(asked: ClassifierArguments, may_tag: bool = False) -> Classifier:
+    """The classifier that the flags name; a `UserError` with every problem of the model. See `served_model`."""
     problems = Problems()
-    served = served_model(asked, problems)
+    served = served_model(asked, problems, may_tag)
     problems.raise_any()
     assert served is not None
     return Classifier(served, asked.max_tokens_per_device)

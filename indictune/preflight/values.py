@@ -94,10 +94,9 @@ def check_samples(data: EvaluationArguments, task: Task[Any, Any, Any]) -> list[
 
 def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Problem]:
     """Refuse the options of texts that get one label, for another task."""
-    if task.takes_long_texts:
-        return []
-    given = (("--long_text", vars(data).get("long_text", "truncate")), ("--max_length", data.max_length))
-    refused = [each for each in given if each[1] in ("head_tail", "window", AUTO)]
+    long_text, refused = vars(data).get("long_text", "truncate"), list[tuple[str, object]]()
+    refused += [("--long_text", long_text)] if long_text != "truncate" and not task.takes_long_texts else []
+    refused += [("--max_length", AUTO)] if data.max_length == AUTO and not task.fits_max_length else []
     return [problem("long-text-of-another-task", *each) for each in refused]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from copy import copy
@@ -67,8 +66,6 @@ from indictune.tasks.protocol import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-logger = logging.getLogger(__name__)
 
 MAX_SCORES = 20  # labels of a row in predictions.jsonl, the likeliest
 _DIGITS = 6  # of their scores
@@ -264,7 +261,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     arguments = (ModelArguments, DataArguments, Args)
     name = "classification"
-    takes_long_texts = True
+    takes_long_texts = fits_max_length = True
     lower_is_better = ("loss", "mae", "ece")
     head = "ForSequenceClassification"
     scores = (*ONE_OF_MANY, "loss", "worst_language_macro_f1", "ece")
@@ -339,9 +336,6 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if isinstance(max_length, str):
             limit = positions_of(plan.model_config)
             max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
-            of_rows, of_model = "the 99th percentile of the training rows", "all that the model has positions for"
-            reason = of_model if max_length == limit else of_rows
-            logger.info("--max_length auto: %d tokens, %s", max_length, reason)
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         health = _health(plan, rows, max_length)

@@ -160,6 +160,7 @@ class Tokens:
     labels: Sequence[str] = ()  # that have scores of their own: labels, or kinds of entity
     health: RowHealth | None = None  # None if the task does not measure it
     samples: Samples | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # more of the training rows, for `metrics.json`
 
 
 class Task(ABC, Generic[Rows, Data, Training]):
@@ -168,7 +169,8 @@ class Task(ABC, Generic[Rows, Data, Training]):
     # The dataclasses of its flags: of the model, of the rows and of the training.
     arguments: tuple[type[ModelArguments], type[Data], type[Training]]
     lower_is_better: tuple[str, ...] = ("loss",)  # beginnings of metrics of which the lowest is the best
-    takes_long_texts: bool = False  # whether `--long_text` and `--max_length auto` have a meaning
+    takes_long_texts: bool = False  # whether `--long_text` has a meaning
+    fits_max_length: bool = False  # whether `--max_length auto` has one
     writes_answers: bool = False  # whether `--num_sample_generations` has a meaning
     name: str  # as `indictune prepare --task` takes it
     scores: tuple[str, ...]  # metrics that can compare checkpoints, the default first

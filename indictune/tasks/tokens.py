@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,20 +12,32 @@ from torch.nn import functional
 from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
+from indictune.config.arguments import ModelArguments
+from indictune.config.arguments import TaggedDataArguments as DataArguments
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.encodings import findings_of_split
-from indictune.data.health.findings import warning_notes
+from indictune.data.health.findings import Finding, warning_notes
 from indictune.data.health.row_health import check_unknown, measure
-from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences, tag_balance
-from indictune.data.text.tokenisation import check_lengths
-from indictune.errors import Problem, Problems, problem
+from indictune.data.read.row_sources import file_source, sources_by_split
+from indictune.data.sentences import (
+    BUILTIN,
+    Sentences,
+    divided,
+    read_sentences,
+    tag_balance,
+    tag_reader,
+    tokenised_sentences,
+    with_one_scheme,
+)
+from indictune.data.text.tokenisation import usual_length
+from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import RATIOS, Breakdown, break_down, label_block, mean_loss
 from indictune.evaluation.scorers import entities, entity_kinds, predicted_tags
-from indictune.models.load import Model, load_config, load_tokenizer
-from indictune.models.task_models import class_names, label_order, load_classifier
+from indictune.models.adapters import HEAD_NAMES
+from indictune.models.load import Model, load_config, load_tokenizer, positions_of
+from indictune.models.task_models import check_shapes, class_names, label_order, load_classifier
 from indictune.tasks.classification import TextObjective
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.protocol import (
@@ -81,15 +92,18 @@ class TokenTags(TextObjective):
 
 Plan = RunPlan[DataArguments, Args]
 ENTITY_SCORES = ("f1", "precision", "recall")
+USUAL_PERCENTILE = 99.5  # of the tokens of sentences
 
 
 @dataclass(frozen=True)
 class TaggedRows:
-    """Sentences by split, the tags in the order of the class ids, and the tokenizer of the model."""
+    """Sentences by split, the tags in the order of the class ids, the tokenizer of the model, and how tags were
+    written."""
 
     splits: dict[str, Sentences]
     tags: list[str]
     tokenizer: Tokenizer
+    scheme: Finding
 
 
 class TokenClassification(Task[TaggedRows, DataArguments, Args]):
@@ -97,6 +111,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     head = "ForTokenClassification"
     name = "tokens"
+    fits_max_length = True
     scores = (*ENTITY_SCORES, "loss", "worst_language_f1")
     arguments = (ModelArguments, DataArguments, Args)
 
@@ -105,25 +120,26 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return load_config(args, AutoModelForTokenClassification, known, "classifier of tokens")
 
     def check(self, plan: Plan) -> list[Problem]:
-        data = plan.data
-        is_foreign = data.dataset_name not in (None, BUILTIN)
-        refused: dict[str, Any] = {"--method": plan.model.method != "full", "--dataset_name": is_foreign}
-        refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
+        data, config = plan.data, plan.model_config
+        refused: dict[str, Any] = {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
         refused |= {"--problem_type": data.problem_type, "--vocabulary_from_train": plan.model.vocabulary_from_train}
         refused |= {"--train_files": data.train_files, "--language_sampling_alpha": data.language_sampling_alpha != 1}
         refused |= {"--max_conflict_share": data.max_conflict_share is not None, "--label_map": data.label_map}
         refused |= {"--keep_label_spellings": data.keep_label_spellings}
-        return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
+        found = [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
+        return found + problems_of(check_shapes, TokenTags.kind, plan.model, config, HEAD_NAMES)
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
-        return Inputs(problems.attempt(load_tokenizer, plan.model), files_by_split(plan.data))
+        tokenizer, read = problems.attempt(load_tokenizer, plan.model), problems.attempt(tag_reader, plan.data)
+        return Inputs(tokenizer, read and problems.attempt(sources_by_split, plan.data, problems, BUILTIN, read))
 
     def read(
         self, plan: Plan | EvaluationPlan, inputs: Inputs, problems: Problems, tags: list[str] | None = None
     ) -> TaggedRows | None:
-        files = (inputs.sources or {}).items()
-        given = {split: problems.attempt(read_sentences, named, split, plan.data) for split, named in files}
+        given = {split: problems.attempt(read_sentences, each) for split, each in (inputs.sources or {}).items()}
         splits = {split: sentences for split, sentences in given.items() if sentences is not None}
+        own = tags or ([] if plan.model_config is None else map(str, (plan.model_config.id2label or {}).values()))
+        splits, scheme = with_one_scheme(splits, {*own})
         known = tags or (sorted(splits["train"].tags()) if "train" in splits else [])
         if tags is None and len(known) == 1:
             problems.append(problem("one-tag", "--train_file", splits["train"].source, tag=known[0]))
@@ -133,19 +149,24 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
             unseen = {tag: each.location(number) for tag, number in each.tags().items() if tag not in known}
             problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
         splits = splits if problems else divided(splits, plan)
-        return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
+        return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer, scheme)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
-        made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
+        train, max_length = rows.splits["train"], plan.data.max_length
+        if isinstance(max_length, str):
+            limit = positions_of(plan.model_config)
+            max_length = usual_length(train.table["words"], rows.tokenizer, limit, USUAL_PERCENTILE)
+        made = tokenised_sentences(rows.splits, rows.tags, rows.tokenizer, max_length)
         check_unknown(train, rows.tokenizer, plan)
         found = [finding for each in rows.splits.values() for finding in findings_of_split(each)]
-        health = measure(rows.splits, rows.tokenizer, int(plan.data.max_length), found)
+        health = measure(rows.splits, rows.tokenizer, max_length, [rows.scheme, *found])
         origins = {split: Origins(each.location, each.texts) for split, each in rows.splits.items()}
         held_out = made.get("validation"), made.get("test")
-        balance, tag_notes = tag_balance(train)
-        health, notes = replace(health, labels=balance), [*tag_notes, *warning_notes(health.findings)]
+        health = replace(health, labels=tag_balance(train))
+        notes, facts = warning_notes(health.findings), {"tags": rows.scheme.note}
         tokens = Tokens(made["train"], *held_out, train.location, notes=notes, origins=origins, health=health)
-        return replace(tokens, scores=self.group_scores(plan), labels=entity_kinds(rows.tags))
+        scores, kinds = self.group_scores(plan), entity_kinds(rows.tags)
+        return replace(tokens, scores=scores, labels=kinds, max_length=max_length, facts=facts)
 
     def compares(self, plan: Plan | EvaluationPlan) -> str:
         return "tags"
@@ -166,36 +187,16 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return TokenTags(config, tokenizer, padded, ExactLoss(label_smoothing=args.label_smoothing_factor))
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        given = {"--bad_rows": plan.data.bad_rows != "stop", "--label_map": plan.data.label_map}
+        asked = plan.data
+        given = {"--bad_rows": asked.bad_rows != "stop", "--label_map": asked.label_map}
         problems += [problem("not-of-this-task", flag) for flag, is_given in given.items() if is_given]
         tags = None if plan.model_config is None else class_names(plan.model_config)
-        rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
+        sources = {}
+        with problems.collecting():
+            sources["test"] = file_source(asked.test_file, "--test_file", tag_reader(asked))
+        rows = self.read(plan, Inputs(tokenizer, sources), problems, tags)
         problems.raise_any()
         assert rows is not None
         test = rows.splits["test"]
-        return TestTokens(_tokenised(rows, plan.data.max_length)["test"], [], Origins(test.location, test.texts))
-
-
-def _tokenised(rows: TaggedRows, max_length: int) -> dict[str, Dataset]:
-    """By split: `input_ids`, `labels` (one a token), `length`, `language`, and of each word `tags` and `is_read`.
-
-    `is_read` is False for words that `max_length` cuts off.
-    """
-    from datasets import Dataset  # slow to import
-
-    ids = {tag: index for index, tag in enumerate(rows.tags)}
-    datasets = {}
-    for split, sentences in rows.splits.items():
-        words = sentences.table["words"].to_pylist()
-        tags = [[ids[tag] for tag in row] for row in sentences.table["tags"].to_pylist()]
-        encoded = rows.tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-        labels, is_read = [], []
-        for number, row in enumerate(tags):
-            begun = [None if word == before else word for before, word in pairwise([None, *encoded.word_ids(number)])]
-            labels.append([IGNORED_LABEL if word is None else row[word] for word in begun])
-            is_read.append([word in begun for word in range(len(row))])
-        columns = {"input_ids": encoded["input_ids"], "labels": labels, "length": list(map(len, labels))}
-        columns |= {"tags": tags, "is_read": is_read, "language": sentences.table["language"].to_pylist()}
-        datasets[split] = Dataset.from_dict(columns)
-    check_lengths(rows.splits, datasets, max_length)
-    return datasets
+        made = tokenised_sentences(rows.splits, rows.tags, rows.tokenizer, asked.max_length)
+        return TestTokens(made["test"], warning_notes([rows.scheme]), Origins(test.location, test.texts))

@@ -148,7 +148,7 @@ def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[st
     if str(getattr(train.features.get("labels"), "dtype", "")).startswith("int"):  # one label a row
         numbered = Counter(train["labels"][:])
         counts["labels"] = {config.id2label[number]: numbered[number] for number in sorted(numbered)}
-    return counts | {"notes": [without_folders(note, paths) for note in tokens.notes]}
+    return counts | {**tokens.facts, "notes": [without_folders(note, paths) for note in tokens.notes]}
 
 
 def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:

@@ -335,7 +335,7 @@ def test_models_that_give_no_labels_are_refused(tmp_path: Path, capsys: pytest.C
     assert codes_of(capsys, str(tmp_path), "--text", "a") == ["no-model"]
     (tmp_path / "train_log.jsonl").write_text("")
     assert codes_of(capsys, str(tmp_path), "--text", "a") == ["run-not-finished"]
-    BertConfig(architectures=["BertForTokenClassification"]).save_pretrained(tmp_path)
+    BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
     assert codes_of(capsys, str(tmp_path), "--text", "a") == ["run-not-finished"]
     (tmp_path / "metrics.json").write_text("{}")
     assert codes_of(capsys, str(tmp_path), "--text", "a") == ["predict-needs-classifier"]

@@ -16,17 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from indictune.config.arguments import DataArguments
+from indictune.config.arguments import DataArguments, TaggedDataArguments
 from indictune.config.recipe import read_recipe
-from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import StoredRows
 from indictune.data.load_rows import load_splits
 from indictune.data.read import open_files, sheets
 from indictune.data.read.read_files import read_records
-from indictune.data.read.row_sources import text_sources
+from indictune.data.read.row_sources import file_source, text_sources
 from indictune.data.row_choice import Splits
-from indictune.data.sentences import read_sentences
+from indictune.data.sentences import Sentences, read_sentences, tag_reader
 from indictune.errors import Problems, UserError
 from indictune.preflight.derive import make_plan
 from indictune.tasks.classification import Classification
@@ -540,14 +539,18 @@ def test_quotes_that_mean_nothing_are_letters() -> None:
     assert rows_of(load("f.tsv", quoting="none")) == [('"a', "x"), ('"b" c', "y"), ('d"', "x")]
 
 
+def sentences_of(named: str | list[str], **flags: Any) -> Sentences:
+    given = TaggedDataArguments(train_file=named, **flags)
+    return read_sentences(file_source(named, "--train_file", tag_reader(given), "train"))
+
+
 def test_sentences_of_several_files_are_one_split_and_no_csv_flag_counts() -> None:
     Path("a.conll").write_text("Sita B-PER\nआई O\n", encoding="utf-8")
     Path("b.conll.gz").write_bytes(gzip.compress(b"Ravi B-PER\n"))
-    read = read_sentences(["a.conll", "b.conll.gz"], "train", TextArguments())
+    read = sentences_of(["a.conll", "b.conll.gz"])
     assert read.table["words"].to_pylist() == [["Sita", "आई"], ["Ravi"]]
     assert [read.location(row) for row in (0, 1)] == ["a.conll:1", "b.conll.gz:1"]
-    refused = TextArguments(delimiter=";", quoting="none")
-    found = problems_raised(lambda: read_sentences("a.conll", "train", refused))
+    found = problems_raised(lambda: sentences_of("a.conll", delimiter=";", quoting="none"))
     assert found == ["--delimiter not-of-this-task", "--quoting not-of-this-task"]
 
 
@@ -555,7 +558,23 @@ def test_tags_that_parquet_declares_are_the_tags() -> None:
     tags = datasets.List(datasets.ClassLabel(names=["O", "B-PER"]))
     features = datasets.Features({"text": datasets.List(datasets.Value("string")), "label": tags})
     datasets.Dataset.from_dict({"text": [["Sita", "आई"]], "label": [[1, 0]]}, features).to_parquet("f.parquet")
-    assert read_sentences("f.parquet", "train", TextArguments()).table["tags"].to_pylist() == [["B-PER", "O"]]
+    assert sentences_of("f.parquet").table["tags"].to_pylist() == [["B-PER", "O"]]
+
+
+@pytest.mark.parametrize(("words", "tags"), [("tokens", "ner_tags"), ("words", "ner")])
+def test_lists_with_usual_names_are_words_and_their_tags(words: str, tags: str) -> None:
+    classes = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"]))
+    texts = datasets.List(datasets.Value("string"))
+    features = datasets.Features(
+        {"id": datasets.Value("string"), words: texts, tags: classes, "text": datasets.Value("string")}
+    )
+    rows = {"id": ["0"], words: [["Sita", "आई"]], tags: [[1, 0]], "text": ["Sita आई"]}
+    datasets.Dataset.from_dict(rows, features).to_parquet("f.parquet")
+    assert sentences_of("f.parquet").table.select(["words", "tags"]).to_pylist() == [
+        {"words": ["Sita", "आई"], "tags": ["B-PER", "O"]}
+    ]
+    Path("f.jsonl").write_text(json.dumps({words: ["Sita"], tags: ["B-PER"], "pos": ["NN"]}), encoding="utf-8")
+    assert sentences_of("f.jsonl").table["tags"].to_pylist() == [["B-PER"]]
 
 
 def test_a_long_list_of_bad_rows_is_cut_after_ten() -> None:
@@ -586,3 +605,20 @@ def test_a_run_and_its_evaluation_read_files_as_they_lie_about(tmp_path: Path) -
     assert job.returncode == 0, job.stderr
     scores = json.loads((tmp_path / "out" / "evaluation" / "_" / "metrics.json").read_text(encoding="utf-8"))
     assert scores["test"]["num_examples"] == 16
+
+
+def test_tweets_of_sentimix_are_read_as_rows_with_one_label() -> None:
+    file = str(ROOT / "tests/inputs/tweets_sentimix.txt")
+    assert rows_of(load(file)) == [
+        ("@ lata_d kya movie thi 😍", "positive"),
+        ("bakwaas meta no tab here", "negative"),
+        ("ok", "neutral"),
+    ]
+    assert load(file).rows["train"].location(1) == f"{file}:9"
+    Path("t.txt").write_text("meta\t7\nacha\tHin\nmeta\t8\tpositive\nok\tEng\n\nlost\tEng\n", encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        load("t.txt")
+    found = [(each.code, each.value) for each in raised.value.problems]
+    assert found == [("tweet-without-meta", "t.txt:6"), ("no-label", "t.txt:1")]
+    Path("t.txt").write_text("a text\n", encoding="utf-8")
+    assert refusal_of("t.txt").code == "file-kind-unknown"

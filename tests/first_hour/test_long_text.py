@@ -149,12 +149,15 @@ def test_auto_is_the_99th_percentile_within_the_positions(tokenizer: PreTrainedT
     assert usual_length(texts, tokenizer, None) == 102  # the 100 words of the last but one, and two special tokens
     assert usual_length(texts, tokenizer, 64) == 64
     assert usual_length(pa.chunked_array([["अच्छा"] * 60_000]), tokenizer, 64) == 3
+    sentences = pa.chunked_array([[["अच्छा"] * words for words in range(1, 1001)]])
+    assert [usual_length(sentences, tokenizer, None, share) for share in (99, 99.5)] == [993, 998]
 
 
 def test_other_tasks_refuse_what_is_for_labels_of_texts() -> None:
     given = unresolved(DataArguments, {"long_text": "window", "max_length": "auto"})
     code = "long-text-of-another-task"
-    assert codes(check_long_texts(given, TokenClassification())) == [(code, "--long_text"), (code, "--max_length")]
+    assert codes(check_long_texts(given, TokenClassification())) == [(code, "--long_text")]
+    assert codes(check_long_texts(given, Chat())) == [(code, "--long_text"), (code, "--max_length")]
     assert check_long_texts(given, Classification()) == []
     assert check_long_texts(unresolved(ChatDataArguments, {}), Chat()) == []
 

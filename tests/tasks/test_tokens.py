@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -108,7 +109,54 @@ def test_parquet_holds_names_of_tags_and_no_numbers(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [["Sita", "hai"]], "label": [["B-PER", "O"]]}), path)
     assert rows_of("--train_file", str(path)).tags == ["B-PER", "O"]
     pq.write_table(pa.table({"text": [["Sita"]], "label": [[1]]}), path)
-    assert refused("--train_file", str(path)) == [("tags-do-not-match", "--train_file")]
+    assert refused("--train_file", str(path)) == [("tags-are-numbers", "--train_file")]
+
+
+@pytest.mark.parametrize(("words", "tags"), [("tokens", "ner_tags"), ("words", "ner")])
+def test_class_ids_of_a_dataset_become_the_names_that_it_declares(tmp_path: Path, words: str, tags: str) -> None:
+    classes = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"]))
+    features = datasets.Features({words: datasets.List(datasets.Value("string")), tags: classes})
+    (tmp_path / "set/data").mkdir(parents=True)
+    for split, row in (("train", [1, 2, 0]), ("validation", [0, 0, 1])):
+        rows = datasets.Dataset.from_dict({words: [["Sita", "Rao", "आई"]], tags: [row]}, features)
+        rows.to_parquet(tmp_path / f"set/data/{split}-00000-of-00001.parquet")
+    found = rows_of("--dataset_name", str(tmp_path / "set"))
+    assert found.splits["train"].table["words"].to_pylist() == [["Sita", "Rao", "आई"]]
+    assert found.splits["train"].table["tags"].to_pylist() == [["B-PER", "I-PER", "O"]]
+    assert found.splits["validation"].table["tags"].to_pylist() == [["O", "O", "B-PER"]]
+
+
+def test_a_model_of_other_schemes_keeps_its_tags_and_one_of_iob2_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("a S-PER\nb O\nc B-LOC\nd E-LOC\n", encoding="utf-8")
+    plan, _ = plan_of_rows(read_recipe(["--train_file", str(path)], TASK.arguments), TASK)
+    asked: Any = unresolved(EvaluationArguments, {"test_file": str(path), "max_length": 9})
+    evaluation: Any = replace(plan, data=asked)
+    for known, expected in (
+        (["O", "S-PER", "B-LOC", "E-LOC"], ["S-PER", "O", "B-LOC", "E-LOC"]),
+        (["O", "B-PER", "B-LOC", "I-LOC"], ["B-PER", "O", "B-LOC", "I-LOC"]),
+    ):
+        config = BertConfig(id2label=dict(enumerate(known)))
+        tokenizer = rows_of("--train_file", str(path)).tokenizer
+        test = TASK.tokenise_test(replace(evaluation, model_config=config), tokenizer, Problems())
+        assert [known[tag] for tag in test.rows["tags"][0]] == expected
+        assert bool(test.notes) == ("I-LOC" in known)
+
+
+def test_auto_is_the_length_of_all_but_a_few_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lengths = [*range(3, 203), 900]
+    lines = ["\n".join(f"{'ab'[word % 2]} {'B-X' if word else 'O'}" for word in range(length)) for length in lengths]
+    (tmp_path / "t.conll").write_text("\n\n".join(lines), encoding="utf-8")
+    recipe = read_recipe(
+        ["--train_file", str(tmp_path / "t.conll"), "--max_length", "auto", "--validation_split", "0"], TASK.arguments
+    )
+    plan, problems = plan_of_rows(recipe, TASK)
+    tokens = TASK.tokenise(plan, read_rows(plan, TASK, problems))
+    assert tokens.max_length == 202 + 2  # with the special tokens
+    assert "1 of 201 rows" not in caplog.text
+    assert "--max_length auto: 204 tokens, the 99.5th percentile" in caplog.text
+    assert max(tokens.train["length"][:]) == 204
 
 
 def test_the_language_column_names_the_language(tmp_path: Path) -> None:
@@ -131,11 +179,11 @@ def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> No
 
 
 def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
-    given = ["--dataset_name", "builtin:tweets", "--method", "lora", "--bad_rows", "quarantine", "--drop_leaked_rows"]
+    given = ["--dataset_name", "builtin:names", "--bad_rows", "quarantine", "--drop_leaked_rows"]
     given += ["--label_map", "a=b", "--keep_label_spellings"]
     recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments)
     plan, _ = plan_of_rows(recipe, TASK)
-    flags = "--method", "--dataset_name", "--bad_rows", "--drop_leaked_rows", "--problem_type"
+    flags = "--bad_rows", "--drop_leaked_rows", "--problem_type"
     flags_of_labels = "--label_map", "--keep_label_spellings"
     assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in (*flags, *flags_of_labels)]
 

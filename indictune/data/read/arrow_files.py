@@ -124,10 +124,17 @@ def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, o
     """The rows in the form of `read_records`; class ids become names, in lists too."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         check_schema(path, schema)
-        classes = _declared_classes(schema)
-        for number, record in numbered_rows(batches_of(chunk_rows, None)):
-            known = {column: names for column, names in classes.items() if column in record}
-            yield number, record | {column: _named_class(record[column], known[column]) for column in known}
+        yield from named_records(numbered_rows(batches_of(chunk_rows, None)), schema)
+
+
+def named_records(
+    records: Iterator[tuple[int, dict[str, object]]], schema: pa.Schema
+) -> Iterator[tuple[int, dict[str, object]]]:
+    """The same rows with the names that the schema declares in place of class ids, in lists too."""
+    classes = _declared_classes(schema)
+    for number, record in records:
+        known = {column: names for column, names in classes.items() if column in record}
+        yield number, record | {column: _named_class(record[column], known[column]) for column in known}
 
 
 @contextmanager

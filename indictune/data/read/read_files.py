@@ -20,6 +20,7 @@ from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
+from indictune.data.read.conll import TWEETS, holds_tweets, tweet_rows
 from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
 from indictune.data.read.sheets import SHEET_EXTENSIONS, sheet_rows
@@ -223,7 +224,7 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     object a line. json: the same, or a list of objects, an object with such a list as `data`, or the columns as pandas
     writes them. All of them in UTF-8, with or without a byte order mark; blank lines are skipped. Numbers and booleans
     arrive as the text they are written as. parquet and arrow: class ids become the names that the file declares.
-    xlsx and ods: the first sheet. `bad` gets the rows that cannot be read.
+    xlsx and ods: the first sheet. txt and conll: the tweets of SentiMix. `bad` gets the rows that cannot be read.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
@@ -232,10 +233,13 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     Raises:
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
-    extension = checked_extension(path, EXTENSIONS)
+    is_of_tweets = kind_of_file(path) in TWEETS and checked_extension(path) and holds_tweets(path)
+    extension = checked_extension(path, () if is_of_tweets else EXTENSIONS)
     if extension in RECORD_EXTENSIONS and wanted.given_layout():
         bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
-    if extension in ARROW_EXTENSIONS:
+    if is_of_tweets:
+        batches = _batches(tweet_rows(path, wanted, bad), wanted)
+    elif extension in ARROW_EXTENSIONS:
         batches = arrow_batches(path, wanted, bad, CHUNK_ROWS)
     elif extension in DELIMITERS:
         batches = _batches(delimited_rows(path, wanted, bad), wanted)

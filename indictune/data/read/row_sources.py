@@ -31,7 +31,7 @@ from indictune.data.columns import (
     with_labels_of_columns,
 )
 from indictune.data.labels import MULTI_LABEL, look_like_lists
-from indictune.data.read.arrow_files import arrow_errors, with_class_names
+from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import files_named, saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles, holds_lists
@@ -156,10 +156,11 @@ class HubSplit:
         return with_class_names(texts, wanted.roles, _declared(self.rows.features), self.split, bad)
 
     def records(self, bad: BadRows) -> Iterator[Record]:
-        """The rows in the form of `read_records`."""
-        check_schema(self.split, self.rows.features.arrow_schema)
+        """The rows in the form of `read_records`; class ids become names, in lists too."""
+        schema = self.rows.features.arrow_schema
+        check_schema(self.split, schema)
         with arrow_errors(self.split):
-            yield from numbered_rows(_arrow_batches(self.rows))
+            yield from named_records(numbered_rows(_arrow_batches(self.rows)), schema)
 
 
 SplitRows = SplitFiles | HubSplit

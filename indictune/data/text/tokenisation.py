@@ -40,7 +40,7 @@ Encode = Callable[[list[str]], list[Ids]]
 Windows = Callable[[list[str]], list[list[Ids]]]  # texts -> the windows of each
 
 SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
-USUAL_PERCENTILE = 99
+USUAL_PERCENTILE = 99.0
 _MEASURED_TEXTS = 20_000
 _AT_ONCE = 1_000
 FLAG = "--long_text"
@@ -57,19 +57,28 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
     raise UserError("long-text-impossible", FLAG, tokenizer=tokenizer.name_or_path)
 
 
-def usual_length(texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
-    """The 99th percentile of the texts' tokens, special ones included, within the model's positions.
+def usual_length(
+    texts: pa.ChunkedArray,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: int | None,
+    percentile: float = USUAL_PERCENTILE,
+) -> int:
+    """A percentile of the tokens of texts or of lists of words, special ones included, within the model's positions.
 
-    Of many texts, up to 20,000 are measured, evenly spaced. `positions` is None for no limit.
+    Of many texts, up to 20,000 are measured, evenly spaced. `positions` is None for no limit. Logs what is found.
     """
+    settings = {"return_attention_mask": False, "is_split_into_words": pa.types.is_list(texts.type), "verbose": False}
     step = -(-len(texts) // _MEASURED_TEXTS)
     measured = texts.take(pa.array(range(0, len(texts), step)))
     lengths: list[int] = []
     for start in range(0, len(measured), _AT_ONCE):
         some = measured.slice(start, _AT_ONCE).to_pylist()
-        lengths += map(len, tokenizer(some, return_attention_mask=False, verbose=False)["input_ids"])
-    usual = max(3, int(np.percentile(lengths, USUAL_PERCENTILE, method="higher")))
-    return usual if positions is None else min(usual, positions)
+        lengths += map(len, tokenizer(some, **settings)["input_ids"])
+    usual = max(3, int(np.percentile(lengths, percentile, method="higher")))
+    found = usual if positions is None else min(usual, positions)
+    reason = f"the {percentile:g}th percentile of the training rows" if found == usual else "all the model's positions"
+    logger.info("--max_length auto: %d tokens, %s", found, reason)
+    return found
 
 
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
