@@ -126,19 +126,22 @@ def evaluate(model: str | Path | Result, test_file: str | Path, **flags: Any) ->
     return _json(output_dir / "metrics.json")
 
 
-def predict(texts: str | Sequence[str], model: str | Path | Result, **flags: Any) -> list[dict[str, Any]]:
+def predict(
+    texts: str | Sequence[str | tuple[str, str]], model: str | Path | Result, **flags: Any
+) -> list[dict[str, Any]]:
     """Label texts with a finished run's classifier, in this process.
 
     Args:
-        texts: one or several, as they are written. They are cleaned and cut as in training.
+        texts: one or several, as they are written; or a list of pairs, for a model that was trained on pairs. They are
+            cleaned and cut as in training.
         model: folder or result of the run.
         flags: other flags of `indictune predict`, such as `bf16`.
 
     Returns:
-        For each text `text`, `label`, `scores` (label -> probability) and `language`.
+        For each text `text`, of pairs `text_pair`, `label`, `scores` (label -> probability) and `language`.
 
     Raises:
-        UserError: the folder holds no finished classifier.
+        UserError: the folder holds no finished classifier, or it needs pairs of texts, or single ones.
     """
     from indictune.prediction import labelled_rows
 

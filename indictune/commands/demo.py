@@ -57,11 +57,11 @@ The texts that you type stay on the machine that runs the page.
 
 
 def classify_with(classifier: Classifier) -> Classify:
-    """Labels a text as `indictune predict` does."""
+    """Labels a text, or a pair, as `indictune predict` does."""
     from indictune.serving.gradio_pages import Answer
 
-    def classify(text: str) -> Answer:
-        (row,) = as_records(label(classifier, text_batch([text])))
+    def classify(text: str, second: str | None = None) -> Answer:
+        (row,) = as_records(label(classifier, text_batch([text if second is None else (text, second)])))
         given = row["label"]
         if given is None:
             return Answer("", None, row["language"])
@@ -158,7 +158,8 @@ def demo_app(args: DemoFlags) -> Any:
         blocks = gradio_pages.chat_page(args.name, reply_with(model))
     else:
         classifier = load_served_classifier(ClassifierArguments(args.model, trust_remote_code=args.trust_remote_code))
-        blocks = gradio_pages.classifier_page(args.name, classify_with(classifier))
+        pairs = classifier.served.reading.text_pair_column is not None
+        blocks = gradio_pages.classifier_page(args.name, classify_with(classifier), pairs)
     return mount_gradio_app(FastAPI(), blocks, "/", **gradio_pages.SERVER)
 
 

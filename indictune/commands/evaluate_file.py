@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from transformers import PreTrainedConfig
+
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, configuration_of
 from indictune.config.shared_arguments import EvaluationArguments
@@ -33,7 +35,7 @@ _USAGE = "indictune evaluate --model DIR --test_file F"
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
 FROM_TRAINING = (
-    *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
+    *("text_column", "text_pair_column", "label_column", "language_column", "max_length", "long_text", "columns"),
     *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings"),
     *("chat_template", "train_on_prompts", "train_on_thinking", "regression_loss"),
     *("per_device_eval_batch_size", "bf16", "fp16"),
@@ -83,6 +85,15 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, value)
 
 
+def _take_pairs(recipe: Recipe, asked: EvaluationArguments, config: PreTrainedConfig) -> None:
+    """Read pairs if the model does, from the columns of its training, also where it has no recipe any more."""
+    noted = recorded_reading(config)
+    if "text_pair_column" not in noted and asked.text_pair_column is not None:
+        raise UserError("pair-not-expected", "--text_pair_column")
+    for name in {"text_column", "text_pair_column"} & noted.keys() - recipe.values.keys():
+        setattr(asked, name, noted[name])
+
+
 def _check_of_this_file(folder: Path, test_file: str) -> None:
     """Refuse to overwrite the metrics of another file in the folder of an evaluation."""
     path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
@@ -107,6 +118,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
             noted, default = recorded_reading(config), unresolved(of_rows, {}).max_length
             asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
             asked.long_text = noted.get("long_text", asked.long_text)
+        problems.extend(problems_of(_take_pairs, run.recipe, asked, config))
         problems.extend(problems_of(check_max_length, config, asked.max_length))
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if not asked.test_file:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -27,7 +28,10 @@ from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import FinishedModelArguments, TextFileArguments, flag
 from indictune.console_text import printable
 from indictune.data.bad_rows import BadRows
+from indictune.data.cache import separated
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.labels import REGRESSION
+from indictune.data.text.cleaning import clean
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import EXPORTED, write_json
 from indictune.hub.card import write_card
@@ -38,7 +42,7 @@ from indictune.models.config_shapes import KINDS
 from indictune.models.load import load_trained, stored_quantisation, trained_config
 from indictune.models.task_models import class_names
 from indictune.models.trusted_files import ADAPTER_CONFIG, first_line
-from indictune.prediction.labelled_rows import labels_and_scores, text_file
+from indictune.prediction.labelled_rows import cleaned_texts, labels_and_scores, text_file
 from indictune.prediction.served_classifier import check_finished, reading_of
 from indictune.upstream import versions_of
 from indictune.versions import check_extra
@@ -261,14 +265,19 @@ def _round_to_8_bit(graph: Path) -> None:
 
 
 def texts_to_compare(args: ExportFlags, source: Path, config: PreTrainedConfig) -> tuple[list[str], int]:
-    """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text."""
+    """Up to 1,000 texts of `--input_file`, else of the built-in tweets; and the most tokens of a text.
+
+    For a model of pairs they are pairs, as of `clean_batch`; of tweets, each with the next one.
+    """
     asked = TextFileArguments(model=str(source), input_file=args.input_file)
     reading = reading_of(asked, config)
     if args.input_file is None:
-        return [str(row["text"]) for row in sample_rows("train.jsonl")[:_MOST_TEXTS]], reading.max_length
+        tweets = [str(row["text"]) for row in sample_rows("train.jsonl")[:_MOST_TEXTS]]
+        pairs = [BETWEEN_TEXTS.join(each) for each in pairwise(map(clean, tweets))]
+        return tweets if reading.text_pair_column is None else pairs, reading.max_length
     texts: list[str] = []
     for window in text_file(asked, reading).windows(BadRows(args.input_file)):
-        texts += [text for text in window["text"].to_pylist() if text and text.strip()]
+        texts += [text for text in cleaned_texts(window)["text"].to_pylist() if text not in ("", BETWEEN_TEXTS)]
         if len(texts) >= _MOST_TEXTS:
             break
     return texts[:_MOST_TEXTS], reading.max_length
@@ -292,7 +301,7 @@ def compare_labels(
     by_length = sorted(texts, key=len)
     for start in range(0, len(texts), _BATCH_ROWS):
         batch = tokenizer(
-            by_length[start : start + _BATCH_ROWS],
+            *separated(by_length[start : start + _BATCH_ROWS]),
             truncation=True,
             max_length=max_length,
             padding=True,

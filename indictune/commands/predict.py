@@ -38,7 +38,7 @@ from indictune.prediction.labelled_rows import (
     text_file,
     writer_of,
 )
-from indictune.prediction.served_classifier import Classifier, served_model
+from indictune.prediction.served_classifier import Classifier, check_pairs, served_model
 from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
@@ -57,16 +57,19 @@ class PredictFlags(TextFileArguments):
 
     needed = ("model", 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.')
 
-    text: list[str] = flag([], "Texts to label. Default: standard input, one text a line.")
+    text: list[str] = flag([], "Texts to label. Default: standard input, one text a line, or two with a tab between.")
+    text_pair: list[str] = flag([], "Second texts, one for each of --text, for a model of pairs.")
     output_file: str | None = flag(
         None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
     )
 
     def check(self) -> Iterator[Problem]:
-        """Refuse texts from two places."""
+        """Refuse texts from two places, and second texts without a first one each."""
         yield from super().check()
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
+        if self.text_pair and len(self.text_pair) != len(self.text):
+            yield problem("pairs-uneven", "--text_pair", len(self.text_pair), texts=len(self.text))
 
 
 def run_predict(flags: Mapping[str, list[str]]) -> int:
@@ -96,13 +99,18 @@ def _predict(asked: PredictFlags) -> None:
     with TemporaryDirectory() as folder:
         source = None
         if served is not None and asked.input_file is not None:
-            file = text_file(asked, served.reading)
-            source = problems.attempt(InputFile.of, file, bad_rows(file.path, asked, Path(folder)))
+            file = problems.attempt(text_file, asked, served.reading)
+            if file is not None:
+                source = problems.attempt(InputFile.of, file, bad_rows(file.path, asked, Path(folder)))
+        elif served is not None and asked.text:
+            problems.attempt(check_pairs, served.reading, bool(asked.text_pair), "--text_pair")
         problems.raise_any()
         assert served is not None
         classifier = Classifier(served, asked.max_tokens_per_device)
         if source is None:
-            windows = iter([text_batch(asked.text)]) if asked.text else standard_input()
+            texts = list(zip(asked.text, asked.text_pair, strict=True)) if asked.text_pair else asked.text
+            are_pairs = served.reading.text_pair_column is not None
+            windows = iter([text_batch(texts)]) if asked.text else standard_input(are_pairs)
             _answer(windows, classifier, asked.output_file)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)

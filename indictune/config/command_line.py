@@ -218,13 +218,13 @@ def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 def read_flags(given: Sequence[str] | Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The words of each flag; flags that are split already are copied.
 
-    Of a flag that is given twice, the last words count; only `--text` keeps all.
+    Of a flag that is given twice, the last words count; only `--text` and `--text_pair` keep all.
     """
     if isinstance(given, Mapping):
         return dict(given)
     flags: dict[str, list[str]] = {}
     for name, words in split_flags(given):
-        flags[name] = [*flags.get(name, ()), *words] if name == "text" else words
+        flags[name] = [*flags.get(name, ()), *words] if name in ("text", "text_pair") else words
     return flags
 
 

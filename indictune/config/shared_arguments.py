@@ -111,6 +111,9 @@ class TextArguments(FileFormArguments):
     """How the rows of a file are read."""
 
     text_column: str = flag("text", "Column with the text.")
+    text_pair_column: str | None = flag(
+        None, "Column with a second text, such as a hypothesis: the model reads both, and labels the pair."
+    )
     label_column: list[str] | str = flag(
         "label", "Column with the label. Or several columns of 0 and 1, each a label.", nargs="+", action=OneOrMore
     )
@@ -136,8 +139,12 @@ class TextArguments(FileFormArguments):
         return self.label_column if isinstance(self.label_column, str) else " ".join(self.label_column)
 
     def check(self) -> Iterator[Problem]:
-        """Refuse words of `--label_map` without one `=`, and a label that has two names."""
+        """Refuse words of `--label_map` without one `=`, a label that has two names, and pairs that cannot be read."""
         yield from super().check()
+        if self.text_pair_column == self.text_column:
+            yield problem("pair-of-one-column", "--text_pair_column", self.text_pair_column)
+        if self.text_pair_column is not None and self.long_text != "truncate":
+            yield problem("long-text-of-pairs", "--long_text", self.long_text, column=self.text_pair_column)
         old = [word.partition("=")[0].strip() for word in self.label_map]
         for word, name in zip(self.label_map, old, strict=True):
             if word.count("=") != 1 or not name or old.count(name) > 1:
@@ -210,6 +217,7 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 
     input_file: str | None = flag(None, "Texts to label: a file as of --train_file, or txt with one text a line.")
     text_column: str | None = flag(None, "Column with the text. Default: as in training.")
+    text_pair_column: str | None = flag(None, "Column with the second text of each pair. Default: as in training.")
     language_column: str | None = flag(
         None, "Column with the language of each row. Default: as in training, else the language of the text."
     )

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import row_location
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.files import cache_folder, kept_in, locked
 from indictune.run import OWN_PROGRESS
 from indictune.upstream import versions_of
@@ -220,7 +221,6 @@ def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> I
 
 
 MAX_LISTED_ROWS = 20
-BETWEEN_MESSAGES = "\x00"  # in the text of a conversation
 
 # Compared with the held-out rows at a time: each comparison gathers their texts again.
 _LEAK_BATCHES = 10
@@ -228,15 +228,19 @@ _TEXTS_AT_ONCE = 10_000
 
 
 class Column:
-    """The texts of a column of a table, without holding all of them as Python objects. It can be read many times."""
+    """The texts of a column of a table, without holding all of them as Python objects. It can be read many times.
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._column = column
+    `between` is what stands between the two texts of a pair.
+    """
+
+    def __init__(self, column: pa.ChunkedArray, between: str = BETWEEN_TEXTS) -> None:
+        self._column, self._between = column, between
 
     def __iter__(self) -> Iterator[str]:
         for chunk in self._column.chunks:
             for start in range(0, len(chunk), _TEXTS_AT_ONCE):
-                yield from chunk.slice(start, _TEXTS_AT_ONCE).to_pylist()
+                some = chunk.slice(start, _TEXTS_AT_ONCE)
+                yield from pc.replace_substring(some, BETWEEN_TEXTS, self._between).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -262,9 +266,24 @@ class StoredRows:
         """The texts of the rows, each access from the first."""
         return Column(self.table["text"])
 
+    @property
+    def words(self) -> Iterable[str]:
+        """The same, with a space between the two texts of a pair."""
+        return Column(self.table["text"], " ")
+
     def location(self, index: int) -> str:
         """Where row `index` (from 0) stands: `file:line`."""
         return row_location(self.source, self.table["line"][index].as_py(), self.files)
+
+
+def are_pairs(texts: Iterable[str]) -> bool:
+    """Whether texts of rows, all of one kind, are pairs."""
+    return BETWEEN_TEXTS in next(iter(texts), "")
+
+
+def separated(texts: Sequence[str]) -> list[list[str]]:
+    """Texts of rows as a tokenizer takes them: one list, or for pairs two, of the first texts and the second ones."""
+    return list(map(list, zip(*(text.split(BETWEEN_TEXTS) for text in texts), strict=True)))
 
 
 def chosen_texts(texts: Iterable[str], chosen: npt.NDArray[np.bool_]) -> dict[int, str]:

@@ -53,7 +53,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
-            packed, `seq_lengths` too.
+            packed, `seq_lengths` too; of pairs, `token_type_ids`, if the model reads them.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -61,7 +61,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         self._length = len(table)
         self._columns: dict[str, ListColumn | np.ndarray] = {
             name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else _matrix(table[name])
-            for name in ("input_ids", "labels", "seq_lengths")
+            for name in ("input_ids", "labels", "seq_lengths", "token_type_ids")
             if name in table.column_names
         }
 
@@ -82,7 +82,9 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         first = self._columns["labels"][0]
         per_token = isinstance(self._columns["labels"], ListColumn)
         labels = np.full_like(first[:2] if per_token else first, IGNORED_LABEL, subok=False)
-        return {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
+        row: Row = {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
+        types = self._columns.get("token_type_ids")
+        return row if types is None else row | {"token_type_ids": types[0][:2]}
 
 
 class PadToLongest:
@@ -98,8 +100,9 @@ class PadToLongest:
         self.with_row_numbers = with_row_numbers
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Tensors `input_ids` and `attention_mask`, int64 [rows, longest], and `labels`: int64 class ids or float32
-        numbers [rows], int64 [rows, labels] or int64 [rows, longest] for each token."""
+        """Tensors `input_ids`, `attention_mask` and, if rows have them, `token_type_ids`, int64 [rows, longest]; and
+        `labels`: int64 class ids or float32 numbers [rows], int64 [rows, labels] or int64 [rows, longest] for each
+        token."""
         tokens = [window for row in rows for window in _windows(row)]
         labels = [row["labels"] for row in rows]
         counts = [len(row.get("seq_lengths", "1")) for row in rows]
@@ -110,6 +113,8 @@ class PadToLongest:
             "attention_mask": self._pad([np.ones_like(ids) for ids in tokens], 0),
             "labels": self._pad(labels, IGNORED_LABEL) if np.ndim(labels[0]) else _stacked(labels),
         }
+        if "token_type_ids" in rows[0]:  # of pairs, which are in no windows
+            batch["token_type_ids"] = self._pad([row["token_type_ids"] for row in rows], 0)
         if self.with_row_numbers:
             batch["row_numbers"] = torch.tensor([row["row"] for row in rows])
             if len(tokens) > len(rows):
@@ -146,9 +151,10 @@ class JoinRows:
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """A packed batch, as models expect it.
 
-        `input_ids` and `position_ids`, int64 [1, tokens of all rows]; `labels`, those of the rows as `PadToLongest`
-        makes them, or int64 [1, tokens]; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], the start
-        of each document and the end of the last; `max_length_q` and `max_length_k`, the longest document's tokens.
+        `input_ids`, `position_ids` and, if rows have them, `token_type_ids`, int64 [1, tokens of all rows]; `labels`,
+        those of the rows as `PadToLongest` makes them, or int64 [1, tokens]; `cu_seq_lens_q` and `cu_seq_lens_k`,
+        int32 [documents + 1], the start of each document and the end of the last; `max_length_q` and `max_length_k`,
+        the longest document's tokens.
 
         There is no attention mask: the models of transformers look for documents only without one.
         """
@@ -160,7 +166,9 @@ class JoinRows:
         labels = [row["labels"] for row in rows]
         of_tokens = bool(np.ndim(labels[0])) and self.labels_of_tokens
         counts = [len(row["seq_lengths"]) for row in rows]
-        return {
+        has_types = "token_type_ids" in rows[0]
+        types = {"token_type_ids": _joined([row["token_type_ids"] for row in rows])} if has_types else {}
+        return types | {
             "input_ids": input_ids,
             "position_ids": self._positions(input_ids[0].numpy(), lengths),
             "labels": _joined(labels) if of_tokens else _stacked(_at_first_windows(labels, counts)),

@@ -20,6 +20,7 @@ from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
+BETWEEN_TEXTS = "\x00"  # in the text of a row, between the two texts of a pair or the messages of a conversation
 KEPT = "kept:"  # begins the role of a column that `predict` repeats in its output
 FLAG_OF_LABEL = "label:"  # begins the role of a column of 0 and 1 that says which rows have a label
 ON_OFF = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
@@ -42,7 +43,7 @@ class Wanted:
     """What is read of a file or split. The last three say how csv and tsv files, and sheets, are laid out.
 
     Attributes:
-        required: role ("text", "label", "language") -> name of a column that must be there.
+        required: role ("text", "text_pair", "label", "language") -> name of a column that must be there.
         optional: the same for columns that may be missing; their cells are then null.
         lists: roles of columns that may hold lists, which are joined as `a|b`.
         delimiter: one of `,`, `;`, `tab`, `|`, or `auto`.
@@ -83,7 +84,8 @@ def wanted_columns(args: TextArguments, *lists: str) -> Wanted:
     """The columns of labelled texts that the flags name."""
     named = args.label_column
     labels = {"label": named} if isinstance(named, str) else {f"{FLAG_OF_LABEL}{each}": each for each in named}
-    required, optional = {"text": args.text_column, **labels}, {"language": "language"}
+    pair = {} if args.text_pair_column is None else {"text_pair": args.text_pair_column}
+    required, optional = {"text": args.text_column, **labels, **pair}, {"language": "language"}
     if args.language_column is not None:
         required, optional = required | {"language": args.language_column}, {}
     return Wanted(required, optional, lists, **layout_of(args))

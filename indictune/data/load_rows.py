@@ -23,7 +23,7 @@ from indictune.data.cache import (
     with_progress,
     write_table,
 )
-from indictune.data.columns import wanted_columns
+from indictune.data.columns import BETWEEN_TEXTS, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
 from indictune.data.label_names import LabelNames, likely_label_map
@@ -127,6 +127,7 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
         unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
         for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
             for row in batch.filter(mask).to_pylist():
+                row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
                 bad.add(row.pop("line"), "no-label", row, column=args.label_columns)
         _drop_rows(path, unlabelled)
         table = map_table(path)
@@ -135,7 +136,8 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     found.findings += damaged.findings(source.origin, bad, len(table))
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
-        raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)
+        columns = " or ".join(filter(None, (args.text_column, args.text_pair_column)))
+        raise UserError("no-texts", value=source.name, rows=len(lines), column=columns)
     if len(lines):
         locations = ", ".join(map(bad.location, lines[:_MAX_LOCATIONS].to_pylist()))
         locations += f" and {len(lines) - _MAX_LOCATIONS:,} more" if len(lines) > _MAX_LOCATIONS else ""
@@ -148,9 +150,9 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
 
 
 def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-    """The cleaned rows that have a text; `empty` gets the lines of the others."""
+    """The cleaned rows that have a text, or both texts of a pair; `empty` gets the lines of the others."""
     for batch in batches:
-        full = pc.not_equal(batch["text"], "")
+        full = pc.invert(pc.is_in(batch["text"], pa.array(["", BETWEEN_TEXTS])))
         empty.append(batch["line"].filter(pc.invert(full)))
         yield batch.filter(full)
 

@@ -189,8 +189,8 @@ class Mistakes:
     def __init__(self) -> None:
         self._worst: dict[tuple[str, str], list[tuple[float, int, dict[str, Any]]]] = {}
 
-    def add(self, row: Mapping[str, Any], text: str) -> None:
-        """Look at a row of `predictions.jsonl` and at its text."""
+    def add(self, row: Mapping[str, Any], *texts: str) -> None:
+        """Look at a row of `predictions.jsonl` and at its text, or the two texts of a pair."""
         wrong = wrongness(row)
         if not 0 < wrong < math.inf:
             return
@@ -198,7 +198,8 @@ class Mistakes:
         if len(worst) == _OF_A_LANGUAGE and wrong <= worst[0][0]:
             return
         kept = {name: value for name, value in row.items() if name not in ("id", "scores")}
-        entry = wrong, -row["number"], kept | {"wrongness": wrong, "text": text[:_CHARACTERS]}
+        shown = "\n".join(text[: _CHARACTERS // len(texts)] for text in texts)
+        entry = wrong, -row["number"], kept | {"wrongness": wrong, "text": shown}
         (heapq.heappushpop if len(worst) == _OF_A_LANGUAGE else heapq.heappush)(worst, entry)
 
     def by_split(self) -> dict[str, list[dict[str, Any]]]:

@@ -26,12 +26,11 @@ from indictune.hub.card_facts import (
 )
 from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
 from indictune.models import builtin
-from indictune.models.task_models import READING_KEY
 
 CARD = "README.md"
 _MOST_DEFECTS = 20
 _DIGITS = 4
-_TEXT = "क्या फिल्म थी! 😍"  # of the program
+_TEXT, _SECOND = "क्या फिल्म थी! 😍", "फिल्म अच्छी थी"  # of the program
 _KINDS = {
     "text-classification": "A text classifier",
     "token-classification": "A classifier of words (named entities)",
@@ -95,8 +94,12 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
     kinds = {"regression": ', function_to_apply="none"', "multi_label_classification": ", top_k=None"}
     has_one_label = kind in (None, "single_label_classification") and task == "text-classification"
     quoted = partial(json.dumps, ensure_ascii=False)
+    texts = [_TEXT, _SECOND] if facts.reading.get("text_pair_column") else [_TEXT]
     words = {
-        **{name: quoted(word) for name, word in (("model", facts.model), ("text", _TEXT), ("task", task))},
+        **{name: quoted(word) for name, word in (("model", facts.model), ("task", task))},
+        "text": quoted(dict(zip(("text", "text_pair"), texts, strict=True)) if texts[1:] else _TEXT),
+        "texts": ", ".join(map(quoted, texts)),
+        "lists": ", ".join(f"[{quoted(each)}]" for each in texts),
         "base": quoted(facts.base) if facts.base else "",
         "settings": "" if task == "token-classification" else f", truncation=True{kinds.get(str(kind), '')}",
         "result": "config.id2label[logits[0].argmax()]" if has_one_label else "logits",
@@ -120,7 +123,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "labels": _listed(facts.labels),
         "languages": _listed(map(shown_language, facts.languages)),
-        "reading": facts.config.get(READING_KEY),
+        "reading": facts.reading,
         "exported": facts.exported,
     }
 

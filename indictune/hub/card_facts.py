@@ -30,6 +30,7 @@ from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_n
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin
 from indictune.models.adapters import base_of, config_file, continues_texts
+from indictune.models.task_models import READING_KEY
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.versions import strategies
 
@@ -130,6 +131,11 @@ class CardFacts:
             return "text-generation"
         found = (tag for name in architectures for head, tag in _TAGS.items() if str(name).endswith(head))
         return next(found, None)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How the model reads texts, if otherwise than by cutting single ones: see `note_reading`."""
+        return self.config.get(READING_KEY) or {}
 
     @property
     def labels(self) -> list[str]:

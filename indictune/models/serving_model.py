@@ -97,9 +97,11 @@ _PROBES = (
 
 
 def serve_as_trained(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int
+    folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int, pairs: bool = False
 ) -> None:
     """Let the tokenizer saved in a folder clean texts, and cut them to `max_length` tokens, special ones included.
+
+    With `pairs`, the model reads pairs of texts.
 
     transformers cuts only where it is asked to (`truncation=True`). Otherwise a long text would have more tokens than
     the model has positions, which ends in a crash: such a text is cut by its characters.
@@ -111,14 +113,14 @@ def serve_as_trained(
     if backend_file.is_file():
         own = backend_file.read_text(encoding="utf-8")
         backend = json.loads(own)
-        steps = [*cleaning_steps(), *_cut(backend, tokenizer, config, max_length)]
+        steps = [*cleaning_steps(), *_cut(backend, tokenizer, config, max_length, pairs)]
         backend["normalizer"] = _before(backend["normalizer"], steps)
         side = tokenizer.truncation_side.capitalize()
         backend["truncation"] = {"direction": side, "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
         write_json(backend_file, backend)
         plain = {"tokenizer_class": PLAIN_CLASS, "model_input_names": tokenizer.model_input_names}
         write_json(settings_file, settings | plain)
-        if _cleans(folder, tokenizer, max_length):
+        if _cleans(folder, tokenizer, max_length, pairs):
             return
         backend_file.write_text(own, encoding="utf-8")
     write_json(settings_file, settings)
@@ -151,25 +153,29 @@ def _as_json(steps: list[normalizers.Normalizer]) -> dict[str, Any]:
 
 
 def _cut(
-    backend: dict[str, Any], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int
+    backend: dict[str, Any], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int, pairs: bool
 ) -> list[normalizers.Normalizer]:
-    """The step that keeps a text within the model's positions, if a token has at least one character."""
+    """The step that keeps a text within the model's positions, if a token has at least one character.
+
+    A text of a pair keeps within half of them.
+    """
     positions, model = positions_of(config), backend["model"]
     if positions is None or model["type"] not in ("WordPiece", "Unigram") or model.get("byte_fallback"):
         return []
     # A word of Unigram's has a token for its space.
-    characters = positions - tokenizer.num_special_tokens_to_add() - (model["type"] == "Unigram")
+    characters = (positions - tokenizer.num_special_tokens_to_add(pairs)) // (1 + pairs) - (model["type"] == "Unigram")
     if characters < _LEAST_CHARACTERS_PER_TOKEN * max_length:
         return []
     each = "." if model["type"] == "Unigram" else " ?[^ ]"
     return [_replace(rf"(?m)\A(?>(?:{each}){{{characters}}})\K.+", "")]  # drops what follows them
 
 
-def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> bool:
+def _cleans(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, pairs: bool) -> bool:
     """Whether the saved tokenizer makes of raw texts what the training's makes of cleaned ones."""
     saved = AutoTokenizer.from_pretrained(folder)
     cut = {"truncation": True, "max_length": max_length}
-    raw, cleaned = saved(list(_PROBES), **cut), tokenizer([clean(text) for text in _PROBES], **cut)
+    probes = [list(_PROBES), *([list(_PROBES[::-1])] if pairs else [])]
+    raw, cleaned = saved(*probes, **cut), tokenizer(*([clean(text) for text in each] for each in probes), **cut)
     return dict(raw) == dict(cleaned)
 
 

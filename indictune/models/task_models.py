@@ -29,7 +29,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from indictune.config.arguments import ModelArguments, ProblemType
-from indictune.config.shared_arguments import LongText
+from indictune.config.shared_arguments import TextArguments
 from indictune.errors import Problem, UserError, problem
 from indictune.files import cache_folder
 from indictune.models import builtin
@@ -147,19 +147,21 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
 READING_KEY = "text_reading"
 
 
-def note_reading(config: PreTrainedConfig, long_text: LongText, max_length: int) -> None:
-    """Record it for `config.json`: a model that was trained on windows gives the mean of their logits.
+def note_reading(config: PreTrainedConfig, data: TextArguments) -> None:
+    """Record it for `config.json`: a model of windows gives the mean of their logits, and one of pairs labels pairs.
 
-    A model that cuts texts, as every program does, records nothing.
+    A model that cuts single texts, as every program does, records nothing.
     """
-    if long_text == "truncate":
-        vars(config).pop(READING_KEY, None)  # of the model that the training starts from
-    else:
-        setattr(config, READING_KEY, {"long_text": long_text, "max_length": max_length})
+    vars(config).pop(READING_KEY, None)  # of the model that the training starts from
+    if data.text_pair_column is not None:
+        columns = {"text_column": data.text_column, "text_pair_column": data.text_pair_column}
+        setattr(config, READING_KEY, columns)
+    elif data.long_text != "truncate":
+        setattr(config, READING_KEY, {"long_text": data.long_text, "max_length": int(data.max_length)})
 
 
 def recorded_reading(config: PreTrainedConfig) -> dict[str, Any]:
-    """What `note_reading` recorded; empty for a model that cuts texts."""
+    """What `note_reading` recorded; empty for a model that cuts single texts."""
     return dict(vars(config).get(READING_KEY) or {})
 
 

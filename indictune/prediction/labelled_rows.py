@@ -26,8 +26,8 @@ from indictune.data.read.conll import holds_tweets
 from indictune.data.read.open_files import decoded, kind_of_file, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
-from indictune.errors import UserError, attributed_to
-from indictune.prediction.served_classifier import Classifier, Reading, load_served_classifier
+from indictune.errors import Problems, UserError, attributed_to
+from indictune.prediction.served_classifier import Classifier, Reading, check_pairs, served_model
 
 _FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")
 SCORE = "score_"  # begins the name of a column with the scores of a label
@@ -35,34 +35,51 @@ _DIGITS = 6  # of a score; float32 has seven
 Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
 
 
-def label_texts(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[dict[str, Any]]:
-    """Label texts with a finished run's classifier. `flags` are those of `indictune predict`.
+Text = str | tuple[str | None, str | None] | None  # a text, or two for a model of pairs
+
+
+def label_texts(folder: str | Path, texts: Sequence[Text], **flags: Any) -> list[dict[str, Any]]:
+    """Label texts, or pairs of two, with a finished run's classifier. `flags` are those of `indictune predict`.
 
     Returns:
-        For each text `text`, `label`, `scores` (label -> probability) and `language`. The label is a list if the model
-        gives several or tags words, a number without scores for a regression, and None for a text without words.
+        For each text `text`, of pairs `text_pair`, `label`, `scores` (label -> probability) and `language`. The label
+        is a list if the model gives several or tags words, a number without scores for a regression, and None for a
+        text without words.
     """
-    if isinstance(texts, Mapping) or not all(isinstance(each, str | None) for each in texts):
-        raise UserError("wrong-type", "texts", type(texts).__name__, reason="expected a text, or a list of texts")
-    classifier = load_served_classifier(ClassifierArguments(model=str(folder), **flags), may_tag=True)
-    return list(as_records(label(classifier, text_batch(texts)))) if len(texts) else []
+    are_pairs = any(isinstance(each, tuple | list) for each in texts)
+    parts = [each if isinstance(each, tuple | list) else (each,) for each in texts]
+    are_texts = all(isinstance(part, str | None) for each in parts for part in each)
+    if isinstance(texts, Mapping) or not are_texts or {*map(len, parts)} - {1 + are_pairs}:
+        reason = "expected a text, a list of texts, or a list of pairs of texts"
+        raise UserError("wrong-type", "texts", type(texts).__name__, reason=reason)
+    problems = Problems()
+    asked = ClassifierArguments(model=str(folder), **flags)
+    served = served_model(asked, problems, may_tag=True)
+    if served is not None and len(texts):
+        problems.attempt(check_pairs, served.reading, are_pairs, "texts")
+    problems.raise_any()
+    assert served is not None
+    if not len(texts):
+        return []
+    return list(as_records(label(Classifier(served, asked.max_tokens_per_device), text_batch(texts))))
 
 
-def text_batch(texts: Sequence[str | None]) -> pa.RecordBatch:
-    """Texts as the columns `text` and `language`, of nulls."""
-    return pa.record_batch({"text": pa.array(texts, pa.string()), "language": pa.nulls(len(texts), pa.string())})
+def text_batch(texts: Sequence[Text]) -> pa.RecordBatch:
+    """Texts as the columns `text`, of pairs `text_pair`, and `language`, of nulls."""
+    are_pairs = isinstance(next(iter(texts), None), tuple | list)
+    columns: Sequence[Any] = list(zip(*texts, strict=True)) if are_pairs else [texts]
+    named = {name: pa.array(each, pa.string()) for name, each in zip(("text", "text_pair"), columns, strict=False)}
+    return pa.record_batch({**named, "language": pa.nulls(len(texts), pa.string())})
 
 
 def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of texts with their labels: besides its columns, `label`, and `score_<label>` (float32) for each label.
 
-    Its columns are `text` and `language`, nullable strings, and any others. The result's `language` has no nulls. In a
-    row without words, label and scores are null. Of a tagger, the label is the list of the tags of the words as they
-    are written, which spaces separate, without scores.
+    Its columns are `text`, for a model of pairs `text_pair`, and `language`, nullable strings, and any others. The
+    result's `language` has no nulls. In a row without words, label and scores are null. Of a tagger, the label is the
+    list of the tags of the words as they are written, which spaces separate, without scores.
     """
-    rows = batch.num_rows
-    nothing = {"label": pa.nulls(rows, pa.string()), "line": pa.nulls(rows, pa.int64())}
-    cleaned = clean_batch(pa.record_batch({"text": batch["text"], "language": batch["language"], **nothing}))
+    cleaned = cleaned_texts(batch)
     columns = {name: batch[name] for name in batch.schema.names if name != "language"}
     if classifier.served.tags_words:
         columns["label"] = pa.array(classifier.tags(batch["text"].to_pylist()), pa.list_(pa.string()))
@@ -70,6 +87,13 @@ def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
         logits = classifier.logits(cleaned["text"].to_pylist())
         columns |= labels_and_scores(classifier.served.config, classifier.served.labels, logits)
     return pa.record_batch({**columns, "language": cleaned["language"]})
+
+
+def cleaned_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The texts of a batch as `clean_batch` writes them, without labels and lines."""
+    nothing = {"label": pa.nulls(batch.num_rows, pa.string()), "line": pa.nulls(batch.num_rows, pa.int64())}
+    names = [name for name in ("text", "text_pair", "language") if name in batch.schema.names]
+    return clean_batch(pa.record_batch({**{name: batch[name] for name in names}, **nothing}))
 
 
 def labels_and_scores(config: PreTrainedConfig, labels: Sequence[str], logits: np.ndarray) -> dict[str, pa.Array]:
@@ -185,11 +209,12 @@ class TextFile:
     wanted: Wanted
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
-        """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows."""
+        """All texts, as columns `text`, `text_pair`, `language` and the kept ones; `bad` gets the unreadable rows."""
         with attributed_to("--input_file"):
             if kind_of_file(self.path) == LINES and checked_extension(self.path) and not holds_tweets(self.path):
                 with opened(self.path) as file:
-                    yield from equal_windows(line_windows(cast(BufferedReader, file), self.path), WINDOW_ROWS)
+                    lines = line_windows(cast(BufferedReader, file), self.path, "text_pair" in self.wanted.required)
+                    yield from equal_windows(lines, WINDOW_ROWS)
             else:
                 batches = read_batches(self.path, self.wanted, bad)
                 yield from map(_named, equal_windows(batches, WINDOW_ROWS))
@@ -197,7 +222,11 @@ class TextFile:
 
 def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     """The file of `--input_file`, with the columns that the flags and the training name."""
+    if asked.text_pair_column is not None:
+        check_pairs(reading, True, "--text_pair_column")
     columns = {"text": asked.text_column or reading.text_column}
+    if reading.text_pair_column is not None:
+        columns["text_pair"] = asked.text_pair_column or reading.text_pair_column
     columns |= {f"{KEPT}{name}": name for name in asked.keep_columns}
     # A column that only the training had may be missing here.
     language = {"language": asked.language_column or reading.language_column or "language"}
@@ -216,7 +245,7 @@ def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _name_of(role: str) -> str:
     """The name of a column in the output, where a kept one may not hide a label or a score."""
     name = role.removeprefix(KEPT)
-    is_taken = name in ("text", "label", "language") or name.startswith(SCORE)
+    is_taken = name in ("text", "text_pair", "label", "language") or name.startswith(SCORE)
     return f"input_{name}" if is_taken and role != name else name
 
 
@@ -237,8 +266,11 @@ def equal_windows(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.R
         yield pa.concat_batches(waiting)
 
 
-def line_windows(stream: BufferedReader, name: str) -> Iterator[pa.RecordBatch]:
-    """The lines of a stream as texts. A window has what could be read at once, so that a slow writer gets answers."""
+def line_windows(stream: BufferedReader, name: str, are_pairs: bool = False) -> Iterator[pa.RecordBatch]:
+    """The lines of a stream as texts, or as pairs with a tab between the texts.
+
+    A window has what could be read at once, so that a slow writer gets answers.
+    """
     rest, number = list[bytes](), 1  # the pieces of a line that has not ended, which may be long
     while chunk := stream.read1(_CHUNK_BYTES):
         *lines, last = chunk.split(b"\n")
@@ -247,22 +279,26 @@ def line_windows(stream: BufferedReader, name: str) -> Iterator[pa.RecordBatch]:
         rest.append(last)
         for start in range(0, len(lines), WINDOW_ROWS):
             some = lines[start : start + WINDOW_ROWS]
-            yield _texts(some, number, name)
+            yield _texts(some, number, name, are_pairs)
             number += len(some)
     if any(rest):
-        yield _texts(lines_of_old_macs(b"".join(rest)) if number == 1 else [b"".join(rest)], number, name)
+        last_lines = lines_of_old_macs(b"".join(rest)) if number == 1 else [b"".join(rest)]
+        yield _texts(last_lines, number, name, are_pairs)
 
 
-def _texts(lines: list[bytes], first: int, name: str) -> pa.RecordBatch:
-    texts = []
+def _texts(lines: list[bytes], first: int, name: str, are_pairs: bool) -> pa.RecordBatch:
+    texts: list[Text] = []
     for number, line in enumerate(lines, first):
         text, byte = decoded(line.rstrip(b"\r\n"), number)
         if byte:
             raise UserError("not-utf8", value=f"{name}:{number}", byte=byte)
-        texts.append(text)
+        parts = text.split("\t") if text.strip() else ["", ""]
+        if are_pairs and len(parts) != 2:
+            raise UserError("line-is-no-pair", value=f"{name}:{number}", tabs=len(parts) - 1)
+        texts.append((parts[0], parts[1]) if are_pairs else text)
     return text_batch(texts)
 
 
-def standard_input() -> Iterator[pa.RecordBatch]:
+def standard_input(are_pairs: bool) -> Iterator[pa.RecordBatch]:
     """The lines of standard input."""
-    return line_windows(cast(BufferedReader, sys.stdin.buffer), "standard input")
+    return line_windows(cast(BufferedReader, sys.stdin.buffer), "standard input", are_pairs)

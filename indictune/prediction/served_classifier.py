@@ -16,8 +16,10 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import configuration_of
 from indictune.config.shared_arguments import ClassifierArguments, LongText, TextArguments
-from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.text.tokenisation import Windows, windows_of
+from indictune.data.collation import JoinRows, PadToLongest, Row
+from indictune.data.columns import BETWEEN_TEXTS
+from indictune.data.text.pairs import read_pairs
+from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
@@ -49,6 +51,7 @@ class Reading:
     """How texts are read, as in training unless a flag says otherwise."""
 
     text_column: str
+    text_pair_column: str | None  # of the second text, if the model labels pairs
     language_column: str | None  # None takes `language` if it exists, else detects it
     max_length: int  # tokens of a text, or of a window, at most; special ones included
     long_text: LongText
@@ -84,6 +87,8 @@ def served_model(asked: ClassifierArguments, problems: Problems, may_tag: bool =
     tokenizer = problems.attempt(load_tokenizer, args, flag="--model")
     if reading is None or labels is None or tokenizer is None:
         return None
+    if reading.text_pair_column is not None:
+        problems.attempt(read_pairs, tokenizer, config, "--model")
     without_cleaning(tokenizer)
     return ServedModel(args, config, labels, tokenizer, reading)
 
@@ -100,6 +105,7 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     check_max_length(config, max_length)
     return Reading(
         text_column=default.text_column,
+        text_pair_column=default.text_pair_column,
         language_column=default.language_column,
         max_length=max_length,
         long_text=default.long_text,
@@ -107,6 +113,12 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
         fp16=trained.get("fp16", False) if asked.fp16 is None else asked.fp16,
         temperature=temperature,
     )
+
+
+def check_pairs(reading: Reading, are_pairs: bool, flag: str, way_out: str | None = None) -> None:
+    """Refuse single texts for a model of pairs, and pairs for one of single texts; `flag` gives the second texts."""
+    if are_pairs != (reading.text_pair_column is not None):
+        raise UserError("pair-not-expected" if are_pairs else "pair-incomplete", flag, way_out=way_out)
 
 
 def classifier_config(model: ModelArguments, may_tag: bool = False) -> PreTrainedConfig:
@@ -161,8 +173,8 @@ class Classifier:
             pack_weights(model)
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """The logits of cleaned texts, over the temperature, float32 [texts, labels]; NaN for a text without words or
-        tokens.
+        """The logits of texts of `clean_batch`, over the temperature, float32 [texts, labels]; NaN for a text without
+        words or tokens.
 
         Raises:
             UserError: the model computes numbers that are not finite.
@@ -173,13 +185,14 @@ class Classifier:
             some = list(texts[:100])
             self._windows_of = windows_of(self.served.tokenizer, reading.max_length, some, reading.long_text)
         tokens = self._windows_of(list(texts))
-        lengths = np.array([sum(map(len, row)) if text else 0 for row, text in zip(tokens, texts, strict=True)])
+        has_words = (text not in ("", BETWEEN_TEXTS) for text in texts)
+        lengths = np.array([sum(map(len, row)) * has for row, has in zip(tokens.windows, has_words, strict=True)])
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
         with torch.inference_mode(), self._autocast():
             # They stay on the device until all are computed: fetching each would wait for it.
-            parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
+            parts = [self._forward(tokens, batch) for batch in batches]
         computed = torch.cat(parts).cpu().numpy()
         if not np.isfinite(computed).all():
             raise UserError("logits-not-finite", "--model", self.served.args.model_name_or_path)
@@ -198,7 +211,7 @@ class Classifier:
         found: list[list[str] | None] = [None] * len(words)
         for batch in cut_by_tokens(lengths, self._max_tokens, padded=True):
             with torch.inference_mode(), self._autocast():
-                computed = self._forward([[encoded["input_ids"][index]] for index in batch]).cpu()
+                computed = self._forward(Encoded([[ids] for ids in encoded["input_ids"]]), batch).cpu()
             for logits, index in zip(computed, batch.tolist(), strict=True):
                 if not torch.isfinite(logits[: lengths[index]]).all():
                     raise UserError("logits-not-finite", "--model", served.args.model_name_or_path)
@@ -212,13 +225,17 @@ class Classifier:
         half = torch.bfloat16 if reading.bf16 else torch.float16
         return torch.autocast(self._device.type, half, enabled=reading.bf16 or reading.fp16)
 
-    def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:
-        """The logits of some rows, given by their windows, float32 [rows, labels] or [rows, tokens, labels]."""
-        lengths = [np.array(list(map(len, row))) for row in rows]
-        joined = [np.concatenate(row) for row in rows]
-        batch = self._collate(
-            [{"input_ids": ids, "labels": 0, "seq_lengths": each} for ids, each in zip(joined, lengths, strict=True)]
-        )
+    def _forward(self, tokens: Encoded, numbers: np.ndarray) -> torch.Tensor:
+        """The logits of some texts by their numbers, float32 [numbers, labels] or [numbers, tokens, labels]."""
+        rows = [tokens.windows[number] for number in numbers]
+        given_rows: list[Row] = [
+            {"input_ids": np.concatenate(row), "labels": 0, "seq_lengths": np.array(list(map(len, row)))}
+            for row in rows
+        ]
+        if tokens.types is not None:
+            types = (np.array(tokens.types[number]) for number in numbers)
+            given_rows = [row | {TYPES: each} for row, each in zip(given_rows, types, strict=True)]
+        batch = self._collate(given_rows)
         del batch["labels"]
         given = {
             name: each.to(self._device, non_blocking=True) if isinstance(each, torch.Tensor) else each

@@ -21,16 +21,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from indictune.config.shared_arguments import RequestLimits
-from indictune.errors import problem
-from indictune.prediction.labelled_rows import as_records, label, rounded, text_batch
-from indictune.prediction.served_classifier import Classifier
+from indictune.errors import problem, problems_of
+from indictune.prediction.labelled_rows import Text, as_records, label, rounded, text_batch
+from indictune.prediction.served_classifier import Classifier, Reading, check_pairs
 from indictune.serving.server import GUARDED, Limits, RefusedError, client_of, refusal
 from indictune.versions import __version__
 
-_EXAMPLES = ["बहुत अच्छी फिल्म थी 😍", "worst movie ever"]
+_EXAMPLE = ("बहुत अच्छी फिल्म थी 😍", "worst movie ever")  # of a pair
+_EXAMPLES = [*_EXAMPLE]
 _PATHS = (*GUARDED, "/health", "/ready", "/docs", "/openapi.json")
 _Record = dict[str, Any]
-_Waiting = tuple[str, "asyncio.Future[_Record]"]
+_Waiting = tuple[Text, "asyncio.Future[_Record]"]
 
 
 class Batches:
@@ -40,7 +41,7 @@ class Batches:
     fill up, and nobody for all texts of somebody else.
     """
 
-    def __init__(self, label: Callable[[Sequence[str]], list[_Record]], max_batch_size: int, max_waiting: int) -> None:
+    def __init__(self, label: Callable[[Sequence[Any]], list[_Record]], max_batch_size: int, max_waiting: int) -> None:
         self._label = label
         self._max_batch_size = max_batch_size
         self._max_waiting = max_waiting
@@ -53,7 +54,7 @@ class Batches:
         """How many texts wait."""
         return sum(map(len, self._queues.values()))
 
-    async def label(self, texts: Sequence[str], client: str = "") -> list[_Record]:
+    async def label(self, texts: Sequence[Text], client: str = "") -> list[_Record]:
         """The records of some texts, when `run` has come to them. If this is cancelled, they wait no longer.
 
         Raises:
@@ -101,7 +102,7 @@ class Batches:
                     else:
                         future.set_result(answer)
 
-    async def _answers(self, texts: Sequence[str]) -> list[_Record | Exception]:
+    async def _answers(self, texts: Sequence[Text]) -> list[_Record | Exception]:
         """The records of a batch. If it fails, each text is tried alone: only the one at fault gets the error."""
         try:
             return [*await asyncio.get_running_loop().run_in_executor(self._thread, self._label, texts)]
@@ -120,17 +121,22 @@ def encodable(text: str) -> str:
     return text
 
 
+_Texts = list[Annotated[str, AfterValidator(encodable)]]
+
+
 class Texts(BaseModel):
     """Texts to label, as they are written."""
 
     model_config = ConfigDict(extra="forbid")
-    texts: list[Annotated[str, AfterValidator(encodable)]] = Field(min_length=1, examples=[_EXAMPLES])
+    texts: _Texts = Field(min_length=1, examples=[_EXAMPLES])
+    text_pairs: _Texts | None = Field(None, description="second texts, one for each text, for a model of pairs")
 
 
 class Labelled(BaseModel):
     """A text with its label, as `indictune predict` writes it."""
 
     text: str
+    text_pair: str | None = Field(None, description="the second text; absent if the model labels single texts")
     label: str | float | list[str] | None = Field(description="null for a text without words")
     scores: dict[str, float | None] | None = Field(None, description="of each label; absent for a regression")
     language: str | None
@@ -182,10 +188,11 @@ class Failure(BaseModel):
 def create_app(classifier: Classifier, name: str, limits: RequestLimits, keys: Sequence[str] = ()) -> FastAPI:
     """The application. Its model is ready when this returns. `keys` are those that clients need, if there are any."""
 
-    def labelled(texts: Sequence[str]) -> list[dict[str, Any]]:
+    def labelled(texts: Sequence[Text]) -> list[dict[str, Any]]:
         return [rounded(row) for row in as_records(label(classifier, text_batch(texts)))]
 
-    labelled(_EXAMPLES)  # the first texts take longest
+    reading = classifier.served.reading
+    labelled(_EXAMPLES if reading.text_pair_column is None else [_EXAMPLE])  # the first texts take longest
     labels = list(classifier.served.labels)
     batches = Batches(labelled, limits.max_batch_size, limits.max_waiting_texts)
     observer = Observer(batches, limits.access_log)
@@ -197,7 +204,7 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits, keys: S
         running.cancel()
         await asyncio.wait([running])
 
-    about = _described(name, limits)
+    about = _described(name, limits, reading)
     app = FastAPIOffline(title="indictune", version=__version__, description=about, lifespan=lifespan)
     app.add_middleware(Limits, limits=limits, keys=keys, observe=observer)
     _answer_errors(app)
@@ -206,8 +213,7 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits, keys: S
     @app.post("/predict", response_model=LabelledTexts, responses=_FAILURES, dependencies=key)
     async def predict(given: Texts, request: Request) -> JSONResponse:
         """Label texts."""
-        _check(given.texts, limits)
-        found = await batches.label(given.texts, client_of(request.scope))
+        found = await batches.label(_texts_of(given, reading, limits), client_of(request.scope))
         observer.texts.inc(len(found))
         return JSONResponse({"predictions": found})
 
@@ -234,22 +240,32 @@ def create_app(classifier: Classifier, name: str, limits: RequestLimits, keys: S
 _FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (401, 408, 413, 422, 429, 503)}
 
 
-def _described(name: str, limits: RequestLimits) -> str:
-    per_minute = limits.requests_per_minute
+def _described(name: str, limits: RequestLimits, reading: Reading) -> str:
+    per_minute, are_pairs = limits.requests_per_minute, reading.text_pair_column is not None
     rate = f" A client may send {per_minute:,} requests a minute." if per_minute else ""
     return (
         f"Labels by {name}. A request has at most {limits.max_texts:,} texts of {limits.max_characters:,} characters "
         f"each, and {limits.max_request_bytes:,} bytes in all.{rate}"
+        + (" The model labels pairs: `text_pairs` has a second text for each text." if are_pairs else "")
     )
 
 
-def _check(texts: Sequence[str], limits: RequestLimits) -> None:
-    if len(texts) > limits.max_texts:
-        raise RefusedError(413, problem("too-many-texts", value=len(texts), most=limits.max_texts))
-    for number, text in enumerate(texts):
-        if len(text) > limits.max_characters:
-            place = f"texts[{number}]"
-            raise RefusedError(413, problem("text-too-long", place, len(text), most=limits.max_characters))
+def _texts_of(given: Texts, reading: Reading, limits: RequestLimits) -> Sequence[Text]:
+    """The texts of a request, or its pairs; refuses what is too large, and texts of another kind than the model's."""
+    for name, texts in (("texts", given.texts), ("text_pairs", given.text_pairs or [])):
+        if len(texts) > limits.max_texts:
+            raise RefusedError(413, problem("too-many-texts", value=len(texts), most=limits.max_texts))
+        for number, text in enumerate(texts):
+            if len(text) > limits.max_characters:
+                place = f"{name}[{number}]"
+                raise RefusedError(413, problem("text-too-long", place, len(text), most=limits.max_characters))
+    if found := problems_of(check_pairs, reading, given.text_pairs is not None, "text_pairs"):
+        raise RefusedError(422, found[0])
+    if given.text_pairs is None:
+        return given.texts
+    if len(given.text_pairs) != len(given.texts):
+        raise RefusedError(422, problem("pairs-uneven", "text_pairs", len(given.text_pairs), texts=len(given.texts)))
+    return list(zip(given.texts, given.text_pairs, strict=True))
 
 
 def _as_sentence(error: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Received
 
 TEXTS = ["बहुत अच्छी फिल्म थी 😍", "ఈ సినిమా అస్సలు బాగోలేదు", "படம் பரவாயில்லை, பாடல்கள் அருமை", "yeh movie bilkul bakwas hai 😡"]
+PAIRS = [("यह फिल्म बहुत अच्छी थी", "फिल्म खराब थी"), ("படம் நன்றாக இருந்தது", "படம் எனக்குப் பிடித்தது")]
 LONGEST = 10_000  # characters of a text or a message
 LONGEST_CONVERSATION = 100_000
 MOST_MESSAGES = 100
@@ -46,7 +47,7 @@ class Answer(NamedTuple):
 
 
 Message = dict[str, str]
-Classify = Callable[[str], Answer]
+Classify = Callable[..., Answer]  # of a text, or of the two texts of a pair
 Reply = Callable[[list[Message]], Iterator[str]]
 
 
@@ -85,26 +86,30 @@ def _check_length(text: str) -> None:
         raise gr.Error(f"This has {len(text):,} characters. At most {LONGEST:,} are read.", print_exception=False)
 
 
-def classifier_page(title: str, classify: Classify) -> gr.Blocks:
-    """A page that labels a text."""
+def classifier_page(title: str, classify: Classify, pairs: bool = False) -> gr.Blocks:
+    """A page that labels a text, or a pair of texts."""
 
-    def shown(text: str) -> tuple[str, dict[str, float] | None, str]:
-        _check_length(text)
-        found = classify(text)
+    def shown(*texts: str) -> tuple[str, dict[str, float] | None, str]:
+        for text in texts:
+            _check_length(text)
+        found = classify(*texts)
         return found.label or "(no words)", found.scores, LANGUAGES.get(found.language, found.language)
 
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.Markdown(f"# {title}")
         with gr.Row():
             with gr.Column():
-                text = gr.Textbox(label="Text", lines=4, max_length=LONGEST, autofocus=True)
+                texts = [gr.Textbox(label="Text", lines=4, max_length=LONGEST, autofocus=True)]
+                if pairs:
+                    texts.append(gr.Textbox(label="Second text", lines=4, max_length=LONGEST))
                 button = gr.Button("Label it", variant="primary")
-                gr.Examples([[each] for each in TEXTS], text)
+                gr.Examples([list(each) for each in PAIRS] if pairs else [[each] for each in TEXTS], texts)
             with gr.Column():
                 label = gr.Textbox(label="Label", interactive=False)
                 scores = gr.Label(label="Scores", show_heading=False)
                 language = gr.Textbox(label="Language", interactive=False)
-        gr.on([button.click, text.submit], shown, text, [label, scores, language], api_name="predict")
+        events = [button.click, *(each.submit for each in texts)]
+        gr.on(events, shown, texts, [label, scores, language], api_name="predict")
     return page
 
 

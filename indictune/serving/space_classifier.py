@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ from indictune.serving.gradio_pages import SERVER, Answer, Classify, classifier_
 
 
 def classifying(folder: Path) -> Classify:
-    """Labels a text, cleaned and cut by its tokenizer as in training. A score that is no number: `ValueError`."""
+    """Labels a text, or two, cleaned and cut as in training. A score that is no number: `ValueError`."""
     run: Any = pipeline("text-classification", str(folder), top_k=None)
     kind = run.model.config.problem_type
     threshold = getattr(run.model.config, "threshold", 0.5)
 
-    def classify(text: str) -> Answer:
-        language = language_of(text)
-        if not text.strip():
+    def classify(*texts: str) -> Answer:
+        language = language_of(" ".join(texts))
+        if not all(map(str.strip, texts)):
             return Answer("", None, language)
-        scores = {each["label"]: float(each["score"]) for each in run([text], truncation=True)[0]}
+        given = dict(zip(("text", "text_pair"), texts, strict=False))
+        scores = {each["label"]: float(each["score"]) for each in run([given], truncation=True)[0]}
         if not all(map(math.isfinite, scores.values())):
             raise ValueError(f"{folder} gives scores that are no numbers: its weights are broken.")
         if kind == "regression":
@@ -34,6 +36,12 @@ def classifying(folder: Path) -> Classify:
     return classify
 
 
+def reads_pairs(folder: Path) -> bool:
+    """Whether the model was trained on pairs of texts."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "text_pair_column" in (config.get("text_reading") or {})
+
+
 if __name__ == "__main__":
     model = Path(__file__).with_name("model")
-    classifier_page("TITLE", classifying(model)).launch(**SERVER)
+    classifier_page("TITLE", classifying(model), reads_pairs(model)).launch(**SERVER)

@@ -28,6 +28,7 @@ from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, class_weig
 from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.data.read.row_sources import gives_lists_of_labels, text_sources
 from indictune.data.row_choice import Splits, mixture_of, split_of
+from indictune.data.text.pairs import read_pairs
 from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import RATIOS, WORST, Breakdown, break_down, label_block, mean_loss, without_markup
@@ -110,7 +111,8 @@ class TextObjective(Objective):
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
-            serve_as_trained(folder, self._tokenizer, self.config, max_length)
+            pairs = "text_pair_column" in recorded_reading(self.config)
+            serve_as_trained(folder, self._tokenizer, self.config, max_length, pairs)
 
 
 def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,6 +311,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
+        if tokenizer is not None and plan.data.text_pair_column is not None:
+            problems.attempt(read_pairs, tokenizer, plan.model_config)
         problems.attempt(given_weights, plan.training.class_weights)
         return Inputs(tokenizer, problems.attempt(text_sources, plan.data, problems))
 
@@ -322,7 +326,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             if inputs.tokenizer is not None:
                 train = splits.rows["train"]
-                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
+                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.words, inputs.checkpoint)
+                if plan.data.text_pair_column is not None:
+                    read_pairs(tokenizer, plan.model_config)
                 check_unknown(train, tokenizer, plan)
                 if plan.data.problem_type is not None and "problem_type" not in plan.recipe.values:
                     column = f"{plan.data.label_columns}: several labels a row"
@@ -354,7 +360,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         model = load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
         for fitted in (TEMPERATURE, "threshold"):  # of the model that the training starts from
             vars(model.config).pop(fitted, None)
-        note_reading(model.config, plan.data.long_text, int(plan.data.max_length))
+        note_reading(model.config, plan.data)
         return model
 
     def objective(
@@ -380,6 +386,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert labels is not None
         assert tokenizer is not None
         assert test is not None
+        if asked.text_pair_column is not None:
+            read_pairs(tokenizer, config, "--model")
         keep_rejected(test.folder, plan.output_dir, plan.launch.rank)
         dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
         origins = Origins(test.rows["test"].location, test.rows["test"].texts)

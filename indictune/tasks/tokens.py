@@ -125,7 +125,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         refused |= {"--problem_type": data.problem_type, "--vocabulary_from_train": plan.model.vocabulary_from_train}
         refused |= {"--train_files": data.train_files, "--language_sampling_alpha": data.language_sampling_alpha != 1}
         refused |= {"--max_conflict_share": data.max_conflict_share is not None, "--label_map": data.label_map}
-        refused |= {"--keep_label_spellings": data.keep_label_spellings}
+        refused |= {"--keep_label_spellings": data.keep_label_spellings, "--text_pair_column": data.text_pair_column}
         found = [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
         return found + problems_of(check_shapes, TokenTags.kind, plan.model, config, HEAD_NAMES)
 

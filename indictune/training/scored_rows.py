@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from hashlib import blake2b
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
 
+from indictune.data.cache import separated
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.languages import scripts_of
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import (
@@ -100,7 +102,7 @@ class Findings:
             found = found if own is None else own.beside(found)
             for row, text in _rows(objective, name, dataset, results, origins, scripts):
                 self._lines.append(json_line(row))
-                self._mistakes.add(row, text)
+                self._mistakes.add(row, *text.split(BETWEEN_TEXTS))
             self.breakdowns[name] = found
             run.show(f"\n{in_sentences(found)}")
         return block
@@ -196,15 +198,28 @@ def chosen_rows(texts: Iterable[str]) -> np.ndarray:
 def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterable[str]) -> np.ndarray:
     """What a logistic regression on TF-IDF of character n-grams, 2 to 5 within words, predicts.
 
-    It learns from texts and labels, int [texts], and gives class ids, int [others].
+    It learns from texts and labels, int [texts], and gives class ids, int [others]. Of a pair it sees the n-grams of
+    each text, and how similar the texts are.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
     from sklearn.linear_model import LogisticRegression
 
     ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
-    features = ngrams.fit_transform(texts)
+    learned, labelled = separated(list(texts)), separated(list(others))
+    features = _of_pairs(ngrams.fit_transform(chain.from_iterable(learned)), len(learned))
     model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
-    return cast(np.ndarray, model.predict(ngrams.transform(others)))
+    return cast(np.ndarray, model.predict(_of_pairs(ngrams.transform(chain.from_iterable(labelled)), len(labelled))))
+
+
+def _of_pairs(ngrams: Any, columns: int) -> Any:
+    """The n-grams of single texts; or a row for each pair, of those of all first texts and then of all second ones."""
+    from scipy.sparse import hstack
+
+    if columns == 1:
+        return ngrams
+    first, second = np.split(np.arange(ngrams.shape[0]), 2)
+    similarity = np.asarray(ngrams[first].multiply(ngrams[second]).sum(1)).reshape(-1, 1)
+    return hstack([ngrams[first], ngrams[second], similarity]).tocsr()
 
 
 def _labels(dataset: Dataset) -> np.ndarray:

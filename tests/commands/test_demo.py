@@ -24,9 +24,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from indictune.cli import main
-from indictune.commands.demo import DemoFlags, demo_app
+from indictune.commands.demo import DemoFlags, classify_with, demo_app
+from indictune.config.shared_arguments import ClassifierArguments
 from indictune.prediction.chat_model import open_chat_model
 from indictune.prediction.labelled_rows import label_texts
+from indictune.prediction.served_classifier import load_served_classifier
+from tests.commands.random_models import of_pairs, random_classifier
 from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.hub.folders import model_folder, write_weights
 from tests.ranks.launching import ROOT, free_port
@@ -217,6 +220,28 @@ def test_the_limits_of_a_page_hold_in_its_server_too() -> None:
     finally:
         page.close(verbose=False)
     assert [len(text) for text in read] == [10_000]
+
+
+@needs_gradio
+def test_a_page_and_a_space_have_two_fields_for_pairs(tmp_path: Path) -> None:
+    from indictune.serving.gradio_pages import classifier_page
+    from indictune.serving.space_classifier import classifying, reads_pairs
+
+    model = of_pairs(random_classifier(tmp_path / "xnli", "bert", layers=1))
+    here, there = classify_with(load_served_classifier(ClassifierArguments(str(model)))), classifying(model)
+    assert reads_pairs(model)
+    for pair in ((TEXT, "फिल्म खराब थी"), ("worst movie @ever", "good movie " * 40)):
+        (expected,) = label_texts(model, [pair])
+        for classify in (here, there):
+            answer = classify(*pair)
+            assert (answer.label, answer.language) == (expected["label"], expected["language"])
+            assert answer.scores == pytest.approx(expected["scores"], abs=1e-4)
+            assert classify(pair[0], " ").label == ""
+    page = classifier_page("x", there, pairs=True)
+    (event,) = [each for each in page.get_config_file()["dependencies"] if each["api_name"] == "predict"]
+    assert len(event["inputs"]) == 2
+    assert main(["demo", str(model), "--export", str(tmp_path / "space")]) == 0
+    assert reads_pairs(tmp_path / "space/model")
 
 
 @needs_gradio

@@ -23,7 +23,7 @@ from indictune.commands.evaluate_file import _check_of_this_file, _take_from_tra
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.files import write_json
-from tests.commands.random_models import random_classifier
+from tests.commands.random_models import of_pairs, random_classifier
 from tests.conftest import FinishedRun
 from tests.first_hour.saved_models import saved_classifier, saved_llama
 from tests.ranks.launching import ROOT, python, start
@@ -108,6 +108,31 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     named = start([*command, "--output_dir", str(tmp_path / "out")])
     assert named.returncode == 0, named.stderr
     assert f"--test_file {test_file}: 1 of 1 rows (100.0%) reach --max_length 32; " in named.stderr
+
+
+@pytest.mark.more
+def test_pairs_are_evaluated_as_pairs(tmp_path: Path) -> None:
+    """Also by a folder without a recipe, such as that of a merged model."""
+    pairs, single = of_pairs(random_classifier(tmp_path / "p", "bert", layers=1)), saved_classifier(tmp_path / "s")
+    (pairs / "recipe.yaml").unlink()
+    whole, half = tmp_path / "whole.jsonl", tmp_path / "half.jsonl"
+    whole.write_text(json.dumps({"premise": "a b", "hypothesis": "c", "label": "joy"}), encoding="utf-8")
+    half.write_text(json.dumps({"premise": "a b", "label": "joy"}), encoding="utf-8")
+
+    def said(model: Path, file: Path, *flags: str) -> str:
+        out = ["--output_dir", str(tmp_path / "out"), *flags]
+        given = ["--model", str(model), "--test_file", str(file), *out]
+        return start([*python(), "indictune/__main__.py", "evaluate", *given]).stderr
+
+    said(pairs, whole)
+    (row,) = (tmp_path / "out/predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(row)["length"] == 6  # with [CLS], and [SEP] twice
+    message = said(pairs, half)
+    assert f"{half}: " in message
+    assert "hypothesis" in message
+    assert "[column-missing]" in message
+    columns = ["--text_column", "premise", "--text_pair_column", "hypothesis"]
+    assert "[pair-not-expected]" in said(single, whole, *columns)
 
 
 @pytest.mark.more

@@ -119,6 +119,10 @@ def test_rows_of_other_tasks_are_shown_by_their_files(show: Show) -> None:
     assert place.startswith("t.csv:2: ")
     assert place.endswith("label: pos")
     assert re.fullmatch(r"\[CLS\] अच्छा फोन @ ?user \[SEP\]", text)
+    Path("p.csv").write_text("Sentence1,Sentence2,Label\nअच्छा फोन,#फोन,P\na,b,NP\n", encoding="utf-8")
+    columns = ["--text_column", "Sentence1", "--text_pair_column", "Sentence2", "--label_column", "Label"]
+    first, _ = show("p.csv", "--validation_split", "0", *columns)
+    assert first.endswith("label: P\n[CLS] अच्छा फोन [SEP] फोन [SEP]")
     Path("t.conll").write_text("Sita B-PER\nआई O\n\nRavi B-PER\n", encoding="utf-8")
     first, *_ = show("t.conll", "--validation_split", "0")
     assert "2 of them" in first

@@ -432,6 +432,7 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
         "dataset_config_name",
         "max_length",
         *("train_files", "language_sampling_alpha", "long_text"),  # tests/first_hour
+        "text_pair_column",  # tests/data/test_pairs.py
         "task",  # each has its own rows
     }
     assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere

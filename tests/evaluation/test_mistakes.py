@@ -51,6 +51,8 @@ def test_the_worst_rows_of_each_language_and_split_are_kept() -> None:
     assert [each["number"] for each in kept["eval"]] == [4]
     assert kept["test"][0]["text"] == "text 19"
     assert len(kept["test"][-1]["text"]) == 600
+    mistakes.add(row(8, 0.9, split="eval"), "x" * 5000, "second")
+    assert mistakes.by_split()["eval"][1]["text"] == "x" * 300 + "\nsecond"
 
 
 def test_of_equal_rows_the_first_are_kept() -> None:

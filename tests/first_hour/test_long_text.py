@@ -69,7 +69,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def read(tokenizer: PreTrainedTokenizerBase, max_length: int, text: str, long_text: LongText) -> list[list[int]]:
     """The windows of a text, without the special tokens that each of them has."""
-    (windows,) = windows_of(tokenizer, max_length, [text], long_text)([text])
+    (windows,) = windows_of(tokenizer, max_length, [text], long_text)([text]).windows
     assert all((ids[0], ids[-1]) == (FIRST, LAST) for ids in windows)
     return [ids[1:-1] for ids in windows]
 
@@ -164,9 +164,9 @@ def test_other_tasks_refuse_what_is_for_labels_of_texts() -> None:
 
 def test_a_model_that_is_trained_again_on_cut_texts_forgets_its_windows() -> None:
     config = BertConfig()
-    note_reading(config, "window", 12)
+    note_reading(config, unresolved(DataArguments, {"long_text": "window", "max_length": 12}))
     assert recorded_reading(config) == {"long_text": "window", "max_length": 12}
-    note_reading(config, "truncate", 12)
+    note_reading(config, unresolved(DataArguments, {"max_length": 12}))
     assert recorded_reading(config) == {}
 
 

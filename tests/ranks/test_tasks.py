@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from indictune.evaluation.breakdown import read_breakdowns
+from indictune.report.report_page import write_report
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, python, start
 from tests.ranks.test_evaluation import numbers
@@ -88,11 +89,28 @@ def write_texts(problem_type: str, label_of: Callable[[list[str]], object]) -> C
     return write
 
 
+def write_pairs(folder: Path) -> str:
+    """Pairs with a label that only both texts together give: whether the second one has words of the first."""
+    rng = random.Random(0)
+    for name, rows in (("train", 101), ("validation", 53)):
+        pairs = [(words(rng), words(rng)) for _ in range(rows)]
+        label = {True: "P", False: "NP"}
+        lines = [
+            json.dumps({"a": " ".join(one), "b": " ".join(other), "label": label[one[0] in other]})
+            for one, other in pairs
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    files = {f"{name}_file": str(folder / f"{name}.jsonl") for name in ("train", "validation")}
+    entries = {"text_column": "a", "text_pair_column": "b", **files}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+
+
 SENTIMENT = "scripts/train_sentiment.py"
 TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tokens": ("scripts/train_tokens.py", write_tokens),
     "regression": (SENTIMENT, write_texts("regression", score_of)),
     "multi_label": (SENTIMENT, write_texts("multi_label_classification", labels_of)),
+    "pairs": (SENTIMENT, write_pairs),
 }
 
 
@@ -110,7 +128,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     ("name", "strategy", "ranks"),
     [
         pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
-        *(pytest.param(name, "single", 1, marks=pytest.mark.more) for name in ("regression", "multi_label")),
+        *(pytest.param(name, "single", 1, marks=pytest.mark.more) for name in ("regression", "multi_label", "pairs")),
     ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(
@@ -141,6 +159,26 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
             assert line["predicted"] == of_run_line["predicted"]
 
 
+@pytest.mark.more
+def test_a_run_on_pairs_says_so_and_shows_both_texts(runs: dict[str, Callable[..., Run]]) -> None:
+    folder = runs["pairs"]("single", 1, "--per_device_train_batch_size", "24").folder
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["text_reading"] == {"text_column": "a", "text_pair_column": "b"}
+    names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["model_input_names"]
+    assert "token_type_ids" in names
+    (mistakes,) = json.loads((folder / "mistakes.json").read_text(encoding="utf-8")).values()
+    validation = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
+    rows = [json.loads(line) for line in Path(validation).read_text(encoding="utf-8").splitlines()]
+    page = write_report([folder], folder / "shown.html").read_text(encoding="utf-8")
+    assert mistakes
+    for each in mistakes:
+        row = rows[each["number"]]
+        assert each["text"] == f"{row['a']}\n{row['b']}"
+        assert each["text"] in page
+    baseline = json.loads((folder / "baseline.json").read_text(encoding="utf-8"))
+    assert (baseline["train_rows"], baseline["rows"]) == (101, 53)
+
+
 SAME = ("id", "row", "language", "script", "length", "label")
 
 
@@ -149,7 +187,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 # The slow tests try all pairs.
-MORE = {("regression", "ddp"), ("multi_label", "fsdp2")}
+MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), *(("pairs", each) for each in ("ddp", "fsdp2", "zero3"))}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 
 

@@ -32,7 +32,8 @@ def serve() -> int:
         setattr(server, name, value)
     for name, stand_in in (("label", label), ("text_batch", list), ("as_records", list), ("rounded", dict)):
         setattr(app, name, stand_in)
-    model = SimpleNamespace(served=SimpleNamespace(labels=["joy"]))
+    reading = SimpleNamespace(text_pair_column=None)
+    model = SimpleNamespace(served=SimpleNamespace(labels=["joy"], reading=reading))
     for name, found in (("served_model", model.served), ("Classifier", model)):
         setattr(served_classifier, name, lambda *_, found=found: found)
     return main(["serve", *sys.argv[2:]])

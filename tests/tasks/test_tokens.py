@@ -180,12 +180,12 @@ def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> No
 
 def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
     given = ["--dataset_name", "builtin:names", "--bad_rows", "quarantine", "--drop_leaked_rows"]
-    given += ["--label_map", "a=b", "--keep_label_spellings"]
+    given += ["--label_map", "a=b", "--keep_label_spellings", "--text_pair_column", "b"]
     recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments)
     plan, _ = plan_of_rows(recipe, TASK)
     flags = "--bad_rows", "--drop_leaked_rows", "--problem_type"
-    flags_of_labels = "--label_map", "--keep_label_spellings"
-    assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in (*flags, *flags_of_labels)]
+    others = "--label_map", "--keep_label_spellings", "--text_pair_column"
+    assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in (*flags, *others)]
 
 
 def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from indictune.config.recipe import Recipe
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.errors import Problems
 from indictune.run import Run
 from indictune.tasks.protocol import Origins, Tokens
@@ -31,6 +32,14 @@ def test_rows_are_taken_until_the_characters_are_used_up(monkeypatch: pytest.Mon
 def test_words_that_decide_are_found_in_every_script() -> None:
     texts, labels = (GOOD + BAD) * 10, np.array([0, 0, 0, 1, 1, 1] * 10)
     assert predicted_by_ngrams(texts, labels, GOOD + BAD).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_baseline_sees_how_similar_two_texts_are() -> None:
+    words = ["film", "phone", "khana", "gaadi", "ghar", "paani", "kitab", "dukan"]
+    texts = [f"{a}{BETWEEN_TEXTS}{b}" for a in words for b in words for _ in range(2 + 5 * (a == b))]
+    labels = [int(text.split(BETWEEN_TEXTS)[0] == text.split(BETWEEN_TEXTS)[1]) for text in texts]
+    found = predicted_by_ngrams(texts, np.array(labels), texts)
+    assert (found == labels).mean() > 0.95
 
 
 def made(texts: list[str], labels: list[int]) -> tuple[Dataset, Origins]:

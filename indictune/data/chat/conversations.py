@@ -16,7 +16,6 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import (
-    BETWEEN_MESSAGES,
     StoredRows,
     leaked_rows,
     map_table,
@@ -33,6 +32,7 @@ from indictune.data.chat.messages import (
     messages_of,
     parse_columns,
 )
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, repeated_rows
 from indictune.data.languages import language_of
@@ -59,7 +59,7 @@ class Conversations(StoredRows):
 
     @property
     def texts(self) -> Iterator[str]:
-        """The contents of each row's messages, with `BETWEEN_MESSAGES` between them."""
+        """The contents of each row's messages, with `BETWEEN_TEXTS` between them."""
         for batch in self.table.to_batches(_CHUNK_ROWS):
             yield from _whole_text(batch).to_pylist()
 
@@ -191,4 +191,4 @@ def _whole_text(batch: pa.RecordBatch) -> pa.Array:
     """One string for each row, equal if the messages are. Their number gives the roles: odd with a system message."""
     messages = batch["messages"]
     contents = pa.ListArray.from_arrays(messages.offsets, messages.values.field("content"))
-    return pc.binary_join(contents, BETWEEN_MESSAGES)
+    return pc.binary_join(contents, BETWEEN_TEXTS)

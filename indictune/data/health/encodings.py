@@ -88,12 +88,13 @@ class DamagedTexts:
         self._first: dict[str, tuple[int, str]] = {}  # by name of the finding: a line, and what it holds
 
     def watching(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass batches on, and count the texts in their columns `text` and `line`."""
+        """Pass batches on, and count the texts in their columns `text` and, of pairs, `text_pair`."""
         pattern = "|".join([_SUSPECT, r"^\s*b['\"]", _ESCAPES, *_suspects().values()])
         for batch in batches:
-            suspect = batch.filter(pc.fill_null(pc.match_substring_regex(batch["text"], pattern), False))
-            for text, line in zip(suspect["text"].to_pylist(), suspect["line"].to_pylist(), strict=True):
-                self.check(text, line)
+            for column in (name for name in ("text", "text_pair") if name in batch.schema.names):
+                suspect = batch.filter(pc.fill_null(pc.match_substring_regex(batch[column], pattern), False))
+                for text, line in zip(suspect[column].to_pylist(), suspect["line"].to_pylist(), strict=True):
+                    self.check(text, line)
             yield batch
 
     def check(self, text: str, line: int) -> None:

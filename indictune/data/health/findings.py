@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.cache import StoredRows, text_keys
-from indictune.data.columns import shortened
+from indictune.data.columns import BETWEEN_TEXTS, shortened
 from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, label_counts, names, parts
 from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
 
@@ -300,7 +300,7 @@ def label_sources(rows: Iterable[tuple[str, Mapping[str, str], Sequence[str]]]) 
 
 
 def _features(text: str) -> Iterator[str]:
-    words = text.split()
+    words = text.replace(BETWEEN_TEXTS, " ").split()
     for where, word in zip(_WORDS, (words[0], words[-1]), strict=True):
         yield f'{where}"{word.casefold()}"'
     for placeholder in (HANDLE_PLACEHOLDER, URL_PLACEHOLDER):

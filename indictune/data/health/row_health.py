@@ -29,8 +29,8 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.plan import RunPlan
 from indictune.console_text import shown_language, table
 from indictune.data.bad_rows import file_and_line
-from indictune.data.cache import BETWEEN_MESSAGES, StoredRows, build_with_facts, chosen_texts
-from indictune.data.columns import shortened
+from indictune.data.cache import StoredRows, are_pairs, build_with_facts, chosen_texts
+from indictune.data.columns import BETWEEN_TEXTS, shortened
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import (
     MAX_EXAMPLES,
@@ -180,9 +180,9 @@ def language_health(
     `cut` is the share of the rows that are cut; or, as a whole number, the tokens that a row may have.
     """
     ids = _ids_of_texts(texts, tokenizer)
-    words = sum(len(text.replace(BETWEEN_MESSAGES, " ").split()) for text in texts)
+    words = sum(len(text.replace(BETWEEN_TEXTS, " ").split()) for text in texts)
     if isinstance(cut, int):
-        room = cut - tokenizer.num_special_tokens_to_add()
+        room = cut - tokenizer.num_special_tokens_to_add(are_pairs(texts))
         cut = sum(len(row) > room for row in ids) / len(ids)
     spelled = Counter(word for text in texts for word in _WORD.findall(text))
     findings = [_unknown(language, ids, spelled, tokenizer), _collisions(language, spelled, tokenizer)]
@@ -224,7 +224,7 @@ def _collisions(language: str, spelled: Counter[str], tokenizer: PreTrainedToken
 
 def _ids_of_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """The tokens of each text, without special ones. The messages of a conversation are read one by one."""
-    parts = [text.split(BETWEEN_MESSAGES) for text in texts]
+    parts = [text.split(BETWEEN_TEXTS) for text in texts]
     if not parts:  # which tokenizers do not take
         return []
     flat = list(chain.from_iterable(parts))

@@ -45,7 +45,7 @@ def with_class_names(
     `declared` is column -> names of its classes 0, 1, .... The values `may_be_names` too in files of text. Raises
     `UserError` if a name is no text, such as the `no` of YAML, or files may mean two classes by it.
     """
-    given = {role: declared[name] for role, name in roles.items() if role != "text" and name in declared}
+    given = {role: declared[name] for role, name in roles.items() if not role.startswith("text") and name in declared}
     classes = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
     for batch in batches:
         for role, known in classes.items():

@@ -18,7 +18,7 @@ from itertools import chain, islice
 
 import pyarrow as pa
 
-from indictune.data.columns import normalise_label
+from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
 
 # The placeholders that XLM-T and the cardiffnlp models were trained with.
@@ -105,6 +105,7 @@ def _apart(match: re.Match[str], new: str) -> str:
     return ("" if not before or before in TOUCHING else " ") + new + ("" if not after or after in TOUCHING else " ")
 
 
+_READ = ("text", "text_pair", "label", "language", "line")
 SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int64())])
 _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
 
@@ -113,7 +114,7 @@ def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`clean_batch` of each batch, in order; several batches use one process for each core.
 
     Args:
-        batches: columns `text`, `label`, `language` (nullable strings) and `line` (int64).
+        batches: columns `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
     """
     first = list(islice(batches, 2))
     if len(first) < 2:
@@ -134,13 +135,22 @@ def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with cleaned texts, labels in one spelling and a language in every row."""
+    """The rows with cleaned texts, labels in one spelling and a language in every row.
+
+    `text` has both texts of a pair with `BETWEEN_TEXTS` between them, which no cleaned text contains; that alone if
+    one of them has no words.
+    """
     texts = [clean(text or "") for text in batch["text"].to_pylist()]
+    if "text_pair" in batch.schema.names:
+        seconds = [clean(text or "") for text in batch["text_pair"].to_pylist()]
+        pairs = zip(texts, seconds, strict=True)
+        texts = [f"{first}{BETWEEN_TEXTS}{second}" if first and second else BETWEEN_TEXTS for first, second in pairs]
     labels = batch["label"].to_pylist()
     spellings = {label: normalise_label(label) for label in set(labels)}
     languages = [(language or "").strip() for language in batch["language"].to_pylist()]
     unnamed = [index for index, language in enumerate(languages) if not language]
-    for index, language in zip(unnamed, languages_of(texts[index] for index in unnamed), strict=True):
+    of_unnamed = languages_of(texts[index].replace(BETWEEN_TEXTS, " ") for index in unnamed)
+    for index, language in zip(unnamed, of_unnamed, strict=True):
         languages[index] = language
     columns = (texts, [spellings[label] for label in labels], languages)
     arrays = [pa.array(column, pa.string()) for column in columns]
@@ -162,10 +172,7 @@ class _Worker:
         command = [sys.executable, "-P", "-m", "indictune.data.text.cleaning"]
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
-
-    @cached_property
-    def _input(self) -> pa.RecordBatchStreamWriter:
-        return pa.ipc.new_stream(self._process.stdin, SCHEMA)
+        self._input: pa.RecordBatchStreamWriter | None = None
 
     @cached_property
     def _output(self) -> pa.RecordBatchStreamReader:
@@ -174,8 +181,10 @@ class _Worker:
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch. The previous result must have been taken."""
         assert self._process.stdin is not None
+        read = batch.select([name for name in _READ if name in batch.schema.names])
         try:
-            self._input.write_batch(batch.select(SCHEMA.names))
+            self._input = self._input or pa.ipc.new_stream(self._process.stdin, read.schema)
+            self._input.write_batch(read)
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._ended() from error

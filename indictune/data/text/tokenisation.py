@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.shared_arguments import LongText
 from indictune.data.cache import (
     StoredRows,
+    are_pairs,
     build_once,
     content_digest,
     map_table,
+    separated,
     smaller_batches,
     stored_batches,
     with_progress,
@@ -36,14 +38,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ids = list[int]
-Encode = Callable[[list[str]], list[Ids]]
-Windows = Callable[[list[str]], list[list[Ids]]]  # texts -> the windows of each
+
+
+class Encoded(NamedTuple):
+    """The tokens of some texts: those of each window of each text; of pairs also the token types, if they are read."""
+
+    windows: list[list[Ids]]
+    types: list[Ids] | None = None
+
+
+Encode = Callable[[list[str]], tuple[list[Ids], list[Ids] | None]]
+Windows = Callable[[list[str]], Encoded]
 
 SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
 USUAL_PERCENTILE = 99.0
 _MEASURED_TEXTS = 20_000
 _AT_ONCE = 1_000
 FLAG = "--long_text"
+TYPES = "token_type_ids"
+
+
+def have_types(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether texts, all of one kind, have token types that the model reads: see `read_pairs`."""
+    return are_pairs(texts) and TYPES in tokenizer.model_input_names
+
+
+def around(part: Ids, whole: Ids) -> tuple[Ids, Ids] | None:
+    """What comes before and after a part of some tokens; None if it is no part of them."""
+    for start in range(len(whole) - len(part) + 1):
+        if whole[start : start + len(part)] == part:
+            return whole[:start], whole[start + len(part) :]
+    return None
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
@@ -51,10 +76,9 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
     text = "a b"
     bare = cast(Ids, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     full = cast(Ids, tokenizer(text, verbose=False)["input_ids"])
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return full[:start], full[start + len(bare) :]
-    raise UserError("long-text-impossible", FLAG, tokenizer=tokenizer.name_or_path)
+    if (found := around(bare, full)) is None:
+        raise UserError("long-text-impossible", FLAG, tokenizer=tokenizer.name_or_path)
+    return found
 
 
 def usual_length(
@@ -73,7 +97,8 @@ def usual_length(
     lengths: list[int] = []
     for start in range(0, len(measured), _AT_ONCE):
         some = measured.slice(start, _AT_ONCE).to_pylist()
-        lengths += map(len, tokenizer(some, **settings)["input_ids"])
+        given = (some,) if settings["is_split_into_words"] else separated(some)
+        lengths += map(len, tokenizer(*given, **settings)["input_ids"])
     usual = max(3, int(np.percentile(lengths, percentile, method="higher")))
     found = usual if positions is None else min(usual, positions)
     reason = f"the {percentile:g}th percentile of the training rows" if found == usual else "all the model's positions"
@@ -90,11 +115,14 @@ _FATES = {
 }
 
 
-def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
+def schema_of(
+    labels: Sequence[str], problem_type: str | None, in_windows: bool = False, has_types: bool = False
+) -> pa.Schema:
     """The columns of tokenised rows; `seq_lengths` has the tokens of each window of a row."""
     columns = {"input_ids": pa.list_(pa.int32()), "labels": target_type(labels, problem_type)}
     columns |= {"length": pa.int32(), "language": pa.string()}
-    return pa.schema(columns | ({"seq_lengths": pa.list_(pa.int32())} if in_windows else {}))
+    columns |= {"seq_lengths": pa.list_(pa.int32())} if in_windows else {}
+    return pa.schema(columns | ({TYPES: pa.list_(pa.int8())} if has_types else {}))
 
 
 def tokenise_splits(
@@ -111,7 +139,8 @@ def tokenise_splits(
 
     Returns:
         By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
-        in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each.
+        in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each. Pairs have
+        `token_type_ids` too, if the model reads them.
 
     Raises:
         UserError: the tokenizer makes no token of a text.
@@ -123,7 +152,8 @@ def tokenise_splits(
             stored = stored_batches(splits.folder / f"{name}.arrow")
             batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
             shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
-            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, long_text == "window"), shown)
+            forms = long_text == "window", have_types(rows.texts, tokenizer)
+            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, *forms), shown)
 
     listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
     logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
@@ -173,6 +203,7 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """All that the ids of a text depend on: the class of the tokenizer, settings, and a digest of its content."""
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
+    settings += f" {tokenizer.model_input_names}"
     if tokenizer.is_fast:
         _reset(tokenizer)
         return [kind, settings, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()]
@@ -190,12 +221,11 @@ def tokenised(
     long_text: LongText = "truncate",
 ) -> Iterator[pa.RecordBatch]:
     """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
-    schema = schema_of(labels, problem_type, long_text == "window")
     read: Windows | None = None
     for batch in smaller_batches(batches, _BATCH_ROWS):
         texts = batch["text"].to_pylist()
         read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
-        rows = read(texts)
+        rows, types = read(texts)
         lengths = np.fromiter((sum(map(len, row)) for row in rows), np.int32, len(rows))
         ends = np.cumsum(lengths, dtype=np.int32)
         ids = itertools.chain.from_iterable(itertools.chain.from_iterable(rows))
@@ -208,7 +238,11 @@ def tokenised(
         ]
         if long_text == "window":
             columns.append(pa.array([list(map(len, row)) for row in rows], pa.list_(pa.int32())))
-        yield pa.record_batch(columns, schema=schema)
+        if types is not None:
+            flat = np.fromiter(itertools.chain.from_iterable(types), np.int8, len(tokens))
+            columns.append(pa.ListArray.from_arrays(columns[0].offsets, flat))
+        forms = long_text == "window", types is not None
+        yield pa.record_batch(columns, schema=schema_of(labels, problem_type, *forms))
 
 
 def windows_of(
@@ -220,18 +254,25 @@ def windows_of(
     last one ends with the text. `head_tail` keeps the first and the last tokens of a text. Raises `UserError` if
     `max_length` has no room, or as `special_ids`.
     """
+    if are_pairs(sample) and max_length < (specials := tokenizer.num_special_tokens_to_add(pair=True)) + 2:
+        raise UserError("no-room-for-text", "--max_length", max_length, specials=specials)
     encode = encoder(tokenizer, max_length if long_text == "truncate" else None, sample)
     if long_text == "truncate":
-        return lambda texts: [[ids] for ids in encode(texts)]
+
+        def cut(texts: list[str]) -> Encoded:
+            ids, types = encode(texts)
+            return Encoded([[each] for each in ids], types)
+
+        return cut
     before, after = special_ids(tokenizer)
     room = max_length - len(before) - len(after)
     if room < 1:
         raise UserError("no-room-for-text", "--max_length", max_length, specials=len(before) + len(after))
     head, step = (room + 1) // 2, room - room // SHARE_OF_OVERLAP
 
-    def windows(texts: list[str]) -> list[list[Ids]]:
+    def windows(texts: list[str]) -> Encoded:
         found = []
-        for ids in encode(texts):
+        for ids in encode(texts)[0]:
             content = ids[len(before) : len(ids) - len(after)]
             last, parts = len(content) - room, [content]
             if last > 0 and long_text == "head_tail":
@@ -239,24 +280,30 @@ def windows_of(
             elif last > 0:
                 parts = [content[start : start + room] for start in (*range(0, last, step), last)]
             found.append([[*before, *part, *after] for part in parts])
-        return found
+        return Encoded(found)
 
     return windows
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: list[str]) -> Encode:
-    """The fastest way to the ids that the tokenizer's own call gives, uncut without a `max_length`.
+    """The fastest way to the ids and types that the tokenizer's own call gives, uncut without a `max_length`.
 
     The Rust backend makes no masks and offsets. Some classes add to what their backend does (CodeLlama's in
     transformers 5.23), which the sample shows.
     """
 
-    def by_call(texts: list[str]) -> list[Ids]:
-        encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, verbose=False)
-        return cast(list[Ids], encoded["input_ids"])
+    has_types = have_types(sample, tokenizer)
 
-    def by_backend(texts: list[str]) -> list[Ids]:
-        return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
+    def by_call(texts: list[str]) -> tuple[list[Ids], list[Ids] | None]:
+        settings: dict[str, Any] = {"max_length": max_length, "return_token_type_ids": has_types, "verbose": False}
+        # `True` cuts the longer text of a pair first.
+        encoded = tokenizer(*separated(texts), truncation=max_length is not None, **settings)
+        return cast(list[Ids], encoded["input_ids"]), encoded[TYPES] if has_types else None
+
+    def by_backend(texts: list[str]) -> tuple[list[Ids], list[Ids] | None]:
+        given = list(zip(*separated(texts), strict=True)) if are_pairs(texts) else texts
+        found = tokenizer.backend_tokenizer.encode_batch_fast(given)
+        return [each.ids for each in found], [each.type_ids for each in found] if has_types else None
 
     expected = by_call(sample)  # which sets the backend's truncation
     return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
