@@ -30,7 +30,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
-from indictune.models.own_code import with_own_code
+from indictune.models.own_code import means_own_code, with_own_code
 from indictune.models.trusted_files import (
     ADAPTER_CONFIG,
     BROKEN,
@@ -178,7 +178,9 @@ def load_config(
     """
     config = read_config(args)
     brings_code = args.trust_remote_code and kind.__name__ in (config.to_dict().get("auto_map") or {})
-    if type(config) not in known and not brings_code:
+    is_of_transformers = type(config).__module__.startswith("transformers.")
+    is_known = type(config) in known and not (is_of_transformers and means_own_code(config))
+    if not is_known and not brings_code:
         details = {"task": task, "model_type": config.model_type}
         raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
     if args.method == "full" and stored_quantisation(config):

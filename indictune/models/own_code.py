@@ -46,6 +46,11 @@ def _own_classes(config: PreTrainedConfig) -> dict[str, str]:
     return {name: str(named) for name, named in own.items() if name.startswith("AutoModel")}
 
 
+def means_own_code(config: PreTrainedConfig) -> bool:
+    """Whether a configuration brings code, and names no class of transformers instead."""
+    return bool(_own_classes(config)) and not {*map(str, config.architectures or ())} & {*dir(transformers)}
+
+
 def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:
     """The configuration; if it means a class of its own code, with heads for texts and tokens on that code's base.
 
@@ -59,15 +64,14 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
     Raises:
         UserError: `model-means-its-code`.
     """
-    own = _own_classes(config)
-    named = [str(each) for each in config.architectures or ()]
-    if not own or any(each in dir(transformers) for each in named) or config.model_type not in _known_types():
+    own, named = _own_classes(config), list(map(str, config.architectures or ()))
+    if not means_own_code(config):
         return config
     if not args.trust_remote_code:
         classes = ", ".join(named or own.values())
         given = flag, args.model_name_or_path
         raise UserError("model-means-its-code", *given, classes=classes, model_type=config.model_type)
-    if "AutoModel" in own:
+    if "AutoModel" in own and not own.keys() & {f"AutoModel{name}" for name in _HEADS}:
         base = get_class_from_dynamic_module(own["AutoModel"], path, revision=args.model_revision)
         # The code that ran is saved with the model, so that a later version of the repository changes nothing.
         config.auto_map = {name: str(named).rpartition("--")[2] for name, named in config.auto_map.items()}
@@ -76,12 +80,7 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
 
 
 @cache
-def _known_types() -> frozenset[str]:
-    return frozenset(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
-
-
-@cache
-def _registered(config_class: type[Any], base: type[Any]) -> type[Any]:
+def _registered(config_class: Any, base: type[Any]) -> type[Any]:
     """A configuration class by which transformers finds the base, and heads on it as those that it has for LLaMA."""
     own_config = type(f"{base.__name__}Config", (config_class,), {"__module__": base.__module__})
     about = {"__module__": base.__module__, "config_class": own_config}

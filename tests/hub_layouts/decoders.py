@@ -278,7 +278,8 @@ def qwen_3() -> Files:
     }
     known = {name: value for name, value in settings.items() if name != "architectures"}
     weights = tiny.random_weights(Qwen3ForCausalLM, Qwen3Config(**known), torch.bfloat16)
-    about = {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False}
+    about: dict[str, Any] = {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>"}
+    about |= {"add_bos_token": False}
     about |= {"pad_token": "<|endoftext|>", "unk_token": None, "model_max_length": 256, "chat_template": QWEN_3}
     return {
         "LICENSE": b"A licence.\n",

@@ -73,7 +73,7 @@ def indicbert_v2(seed: int = 0) -> tuple[Files, Files]:
 @cache
 def indicbert_v1() -> Files:
     """IndicBERT v1: an ALBERT with sentencepiece's files, a pickle of before torch 1.6, TensorFlow's checkpoint."""
-    settings = {
+    settings: dict[str, Any] = {
         "embedding_size": 16,
         "hidden_size": 32,
         "num_hidden_layers": 2,

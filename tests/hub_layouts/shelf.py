@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from hashlib import sha1, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -19,6 +20,7 @@ PAGE = 50  # entries of a listing
 CONVERTED = "refs/convert/parquet"
 Kind = Literal["models", "datasets"]
 Files = Mapping[str, bytes]
+Headers = Message
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,15 @@ class Shelf:
         self.repositories.append(made)
         return made
 
-    def answer(self, target: str, body: bytes, headers: Mapping[str, str]) -> Answer | None:
+    def answer(self, target: str, body: bytes, headers: Headers) -> Answer | None:
         """Of a request for one of its repositories; None where it is for none of them."""
         path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
         self.asked.append(unquote(path))
         if path.startswith("/store/"):
             return self._stored(path.removeprefix("/store/"), headers)
         api = re.match(r"/api/(models|datasets)/(.+)", path)
-        files = re.match(r"/(datasets/)?(.+)", path)
-        kind = api[1] if api else "datasets" if files and files[1] else "models"
-        rest = (api or files)[2] if api or files else ""
+        found = api or re.match(r"/(?:(datasets)/)?(.+)", path)
+        kind, rest = (found[1] or "models", found[2]) if found else ("models", "")
         for each in self.repositories:
             if each.kind == kind and (rest + "/").startswith(each.name + "/"):
                 return self._of(
@@ -115,7 +116,7 @@ class Shelf:
         rest: str,
         query: Mapping[str, list[str]],
         body: bytes,
-        headers: Mapping[str, str],
+        headers: Headers,
     ) -> Answer:
         if repository.moved_to:
             return Answer(307, {"Location": target.replace(repository.name, repository.moved_to, 1)})
@@ -140,9 +141,9 @@ class Shelf:
             return _json([about])
         return _json({"discussions": [], "count": 0, "start": 0}) if verb == "discussions" else Answer(404)
 
-    def _file(self, repository: Repository, commit: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def _file(self, repository: Repository, commit: str, path: str, headers: Headers) -> Answer:
         about = {"X-Repo-Commit": commit}
-        token = headers.get("authorization") or headers.get("Authorization")
+        token = headers.get("Authorization")
         if repository.gated and token not in self.let_in:
             said = f"Access to model {repository.name} is restricted."
             return _error(403 if token else 401, "GatedRepo", said)
@@ -155,7 +156,7 @@ class Shelf:
             return Answer(302, {**about, "Location": f"{self.url.replace('127.0.0.1', 'localhost')}/store/{digest}"})
         return _ranged(content, {**about, "ETag": f'"{sha1(content).hexdigest()}"'}, headers)
 
-    def _stored(self, digest: str, headers: Mapping[str, str]) -> Answer:
+    def _stored(self, digest: str, headers: Headers) -> Answer:
         contents = (file for each in self.repositories for files in each.commits.values() for file in files.values())
         found = next((each for each in contents if sha256(each).hexdigest() == digest), None)
         return Answer(404) if found is None else _ranged(found, {"ETag": f'"{digest}"'}, headers)
@@ -191,8 +192,8 @@ def _error(status: int, code: str, said: str, headers: Mapping[str, str] | None 
     return Answer(status, {"X-Error-Code": code, "X-Error-Message": said, **(headers or {})}, body)
 
 
-def _ranged(content: bytes, about: Mapping[str, str], headers: Mapping[str, str]) -> Answer:
-    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("range") or headers.get("Range") or "")
+def _ranged(content: bytes, about: Mapping[str, str], headers: Headers) -> Answer:
+    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("Range") or "")
     if asked is None:
         return Answer(200, {**about, "Accept-Ranges": "bytes"}, content)
     begin = int(asked[1]) if asked[1] else len(content) - int(asked[2])
@@ -206,7 +207,13 @@ def _ranged(content: bytes, about: Mapping[str, str], headers: Mapping[str, str]
 def _info(repository: Repository, commit: str) -> dict[str, Any]:
     made = "2026-01-01T00:00:00.000Z"
     siblings = [{"rfilename": name} for name in repository.commits[commit]]
-    about = {"id": repository.name, "sha": commit, "lastModified": made, "createdAt": made, "siblings": siblings}
+    about: dict[str, Any] = {
+        "id": repository.name,
+        "sha": commit,
+        "lastModified": made,
+        "createdAt": made,
+        "siblings": siblings,
+    }
     about |= {"private": False, "disabled": False, "downloads": 0, "likes": 0}
     return about | {"tags": [], "gated": "auto" if repository.gated else False}
 

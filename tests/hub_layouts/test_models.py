@@ -14,7 +14,9 @@ from tests.hub_layouts.models import DECODERS, ENCODERS
 from tests.hub_layouts.tiny import WORDS
 
 RESULTS = Path(__file__).parent / "models.json"
-TWEETS = [{"text": f"{WORDS[n % 7]} {n}", "label": ("good", "bad")[n % 2], "language": "hi"} for n in range(24)]
+TWEETS: list[dict[str, Any]] = [
+    {"text": f"{WORDS[n % 7]} {n}", "label": ("good", "bad")[n % 2], "language": "hi"} for n in range(24)
+]
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": WORDS[n % 7]}, {"role": "assistant", "content": WORDS[(n + 1) % 7]}]}
     for n in range(16)

@@ -113,10 +113,9 @@ def byte_fallback(specials: tuple[str, ...], size: int = 600, others: tuple[str,
     again["added_tokens"] = [each for each in again["added_tokens"] if each["content"] in specials]
     tokenizer = Tokenizer.from_str(json.dumps(again))
     tokenizer.add_tokens([AddedToken(each, special=False) for each in others])
-    bos = tokenizer.token_to_id(specials[1] if specials[0] == "<unk>" else specials[2])
-    name = tokenizer.id_to_token(bos)
+    name = specials[1] if specials[0] == "<unk>" else specials[2]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{name} $A", pair=f"{name} $A {name}:1 $B:1", special_tokens=[(name, bos)]
+        single=f"{name} $A", pair=f"{name} $A {name}:1 $B:1", special_tokens=[(name, tokenizer.token_to_id(name))]
     )
     return tokenizer
 
@@ -151,7 +150,7 @@ def sharded(
     names = [name for name in weights if name not in tied]
     size = -(-len(names) // number)
     begin, end = ("model", "safetensors") if is_safe else ("pytorch_model", "bin")
-    files, places = {}, {}
+    files, places = dict[str, bytes](), dict[str, str]()
     for shard in range(number):
         file = f"{begin}-{shard + 1:05}-of-{number:05}.{end}"
         part = {name: weights[name] for name in names[shard * size : (shard + 1) * size]}

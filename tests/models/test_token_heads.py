@@ -54,7 +54,8 @@ def base(folder: Path, name: str) -> str:
 def tagger(folder: Path, name: str, method: Any = "full") -> Path:
     """A tagger on a base of random weights, saved as a finished run saves it."""
     args = ModelArguments(base(folder / "base", name), method=method, lora_r=4)
-    config = load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
+    kind = AutoModelForTokenClassification
+    config = load_config(args, kind, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
     tokenizer = load_tokenizer(args)
     torch.manual_seed(2)
     model = load_classifier(args, TAGS, tokenizer, None, config, AutoModelForTokenClassification)
