@@ -36,6 +36,7 @@ _USAGE = "indictune evaluate --model DIR --test_file F"
 # its own.
 FROM_TRAINING = (
     *("text_column", "text_pair_column", "label_column", "language_column", "max_length", "long_text", "columns"),
+    *("word_column", "tag_column", "sentence_column"),
     *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings"),
     *("chat_template", "train_on_prompts", "train_on_thinking", "regression_loss"),
     *("per_device_eval_batch_size", "bf16", "fp16"),

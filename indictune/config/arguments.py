@@ -99,7 +99,7 @@ class SourceArguments(BadRowArguments):
     train_file: Files = flag(
         None,
         "Files of training rows: names, patterns such as 'data/*.csv', or a folder of `save_to_disk`. json, jsonl, "
-        "parquet and arrow; for a classifier csv, tsv, xlsx, ods and SentiMix's txt too. All may be .gz or .zst.",
+        "parquet and arrow; for a classifier csv, tsv, xlsx, ods and SentiMix's txt. Each may be packed: .gz or .zst.",
         nargs="+",
         action=OneOrMore,
     )

@@ -107,8 +107,7 @@ class CardFacts:
         languages = {shown_language(name): count for name, count in (data.get("languages") or {}).items()}
         counted = [("language", languages), ("label", data.get("labels") or {})]
         body = [[f"{what} {name}", f"{count:,}"] for what, each in counted for name, count in each.items()]
-        tags = [["tags", str(data["tags"])]] if "tags" in data else []
-        return [["all", f"{data['rows']:,}"], *body, *tags]
+        return [["all", f"{data['rows']:,}"], *body, *([["tags", str(data["tags"])]] if "tags" in data else [])]
 
     @property
     def learned_pieces(self) -> int:

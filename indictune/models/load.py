@@ -152,8 +152,6 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
 
 def _check_values(config: PreTrainedConfig) -> None:
     """Raise `ValueError` for values that transformers reads and no model has."""
-    if config.model_type == "gemma3_text":
-        import indictune.models.token_heads  # noqa: F401, a class that transformers lacks
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if isinstance(size := getattr(config, name, None), int) and not 1 <= size <= 10**7:
             raise ValueError(f"{name} of its config.json is {size}")

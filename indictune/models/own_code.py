@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import transformers
 from torch import nn
@@ -66,23 +66,28 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
     """
     own, named = _own_classes(config), list(map(str, config.architectures or ()))
     if not means_own_code(config):
-        return config
+        if config.model_type != "gemma3_text":
+            return config
+        from indictune.models.token_heads import taggable
+
+        return taggable(config)
     if not args.trust_remote_code:
         classes = ", ".join(named or own.values())
         given = flag, args.model_name_or_path
         raise UserError("model-means-its-code", *given, classes=classes, model_type=config.model_type)
-    if "AutoModel" in own and not own.keys() & {f"AutoModel{name}" for name in _HEADS}:
+    others = {name for name, named in own.items() if f"{_HEADS_MODULE}." not in named}
+    if "AutoModel" in own and not others & {f"AutoModel{name}" for name in _HEADS}:
         base = get_class_from_dynamic_module(own["AutoModel"], path, revision=args.model_revision)
         # The code that ran is saved with the model, so that a later version of the repository changes nothing.
         config.auto_map = {name: str(named).rpartition("--")[2] for name, named in config.auto_map.items()}
-        config.__class__ = _registered(type(config), base)
+        config.__class__ = _registered(cast(Any, type(config)), base)
     return config
 
 
 @cache
-def _registered(config_class: Any, base: type[Any]) -> type[Any]:
+def _registered(config_class: Any, base: Any) -> Any:
     """A configuration class by which transformers finds the base, and heads on it as those that it has for LLaMA."""
-    own_config = type(f"{base.__name__}Config", (config_class,), {"__module__": base.__module__})
+    own_config: Any = type(f"{base.__name__}Config", (config_class,), {"__module__": base.__module__})
     about = {"__module__": base.__module__, "config_class": own_config}
     AutoModel.register(own_config, type(base.__name__, (base,), about))
     family = next(each for each in base.__mro__ if PreTrainedModel in each.__bases__)

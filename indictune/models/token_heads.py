@@ -1,8 +1,16 @@
-"""A token classifier on Gemma 3, to whose texts transformers gives none. Importing this tells transformers of it."""
+"""A token classifier on Gemma 3, to whose texts transformers gives none."""
 
-from transformers import AutoModelForTokenClassification, Gemma3TextConfig
+import transformers
+from transformers import AutoModelForTokenClassification, PreTrainedConfig
 from transformers.modeling_layers import GenericForTokenClassification
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel
+
+
+class Gemma3TextConfig(transformers.Gemma3TextConfig):  # type: ignore[no-untyped-call]
+    """The configuration by which transformers finds the classifier, and by its name its own other classes.
+
+    Registered for transformers' own configuration, the classifier would win over the code of a model that brings some.
+    """
 
 
 class Gemma3TextForTokenClassification(GenericForTokenClassification, Gemma3PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -13,8 +21,14 @@ class Gemma3TextForTokenClassification(GenericForTokenClassification, Gemma3PreT
     """
 
     config: Gemma3TextConfig  # type: ignore[assignment]
+    config_class = Gemma3TextConfig
     input_modalities = ("text",)  # type: ignore[assignment]
 
 
-# Without `exist_ok`, transformers silently ignores a class for a configuration of its own.
 AutoModelForTokenClassification.register(Gemma3TextConfig, Gemma3TextForTokenClassification, exist_ok=True)
+
+
+def taggable(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of Gemma 3's texts, for which there is a token classifier then."""
+    config.__class__ = Gemma3TextConfig
+    return config

@@ -44,7 +44,7 @@ from indictune.models.serving_model import serve_as_trained
 from indictune.prediction.labelled_rows import label_texts, line_windows
 from tests.first_hour.saved_models import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_ods, write_xlsx
-from tests.ranks.launching import begin, python, start, torchrun
+from tests.ranks.launching import ROOT, begin, python, start, torchrun
 from tests.refusals import refused
 
 TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் Worst MOVIE ever @friend #great_day http://a.b 😂"
@@ -259,6 +259,10 @@ def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
     flags = ["--input_file", str(tmp_path / "mac.txt"), "--output_file", str(tmp_path / "mac.csv")]
     assert main(["predict", str(model), *flags]) == 0
     assert (tmp_path / "mac.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
+    flags = ["--input_file", str(ROOT / "tests/inputs/tweets_sentimix.txt"), "--text_column", "text"]
+    assert main(["predict", str(model), *flags, "--output_file", str(tmp_path / "tweets.csv")]) == 0
+    tweets = [row["text"] for row in read_csv(tmp_path / "tweets.csv")]
+    assert tweets == ["'@ lata_d kya movie thi 😍", "bakwaas meta no tab here", "ok"]  # @ begins no formula
 
 
 def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,20 +20,13 @@ TRAIN = ROOT / "tests/inputs/ner_glued_ids.txt"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("tagger")
-    header, *lines = TRAIN.read_text(encoding="utf-8").splitlines()
-    (folder / "valid.txt").write_text("\n".join([header, *lines]), encoding="utf-8")
-    flags: dict[str, Any] = {
-        "train_file": TRAIN,
-        "validation_file": folder / "valid.txt",
-        "output_dir": folder / "out",
-    }
-    settings: dict[str, Any] = {
-        "method": "lora",
-        "learning_rate": "5e-2",
-        "global_batch_size": 3,
-        "per_device_train_batch_size": 3,
-    }
-    return train("ner", num_train_epochs=40, max_length="auto", **flags, **settings)
+    lines = TRAIN.read_text(encoding="utf-8").splitlines()[1:]
+    (folder / "valid.txt").write_text("\n".join(["शब्द\tटैग\tवाक्य", *lines]), encoding="utf-8")
+    settings: dict[str, Any] = {"word_column": "शब्द", "tag_column": "टैग", "sentence_column": "वाक्य"}
+    settings |= dict.fromkeys(("train_file", "validation_file"), str(folder / "valid.txt"))
+    settings |= {"learning_rate": "5e-2", "global_batch_size": 3, "per_device_train_batch_size": 3}
+    settings |= {"method": "lora", "num_train_epochs": 40, "max_length": "auto", "output_dir": folder / "out"}
+    return train("ner", **settings)
 
 
 def test_an_adapter_learns_the_tags_and_its_folder_tells_their_scheme(run: Result) -> None:

@@ -134,6 +134,7 @@ WRITTEN = [
     ("B-PER I-PER O I-LOC", "B-PER I-PER O B-LOC", "IOB2, in which 1 entities begin with I, (B-X, I-X)"),
     ("B-PER E-PER S-LOC B-PER I-PER E-PER O", "B-PER I-PER B-LOC B-PER I-PER I-PER O", "IOBES (B-X, E-X, I-X, S-X)"),
     ("S-PER S-PER O", "B-PER B-PER O", "IOBES (S-X)"),
+    ("B-PER E-PER I-PER I-PER O", "B-PER I-PER B-PER I-PER O", "IOBES (B-X, E-X, I-X)"),
     ("B-PER L-PER U-LOC O", "B-PER I-PER B-LOC O", "BILOU (B-X, L-X, U-X)"),
     ("PER-B PER-I LOC-B O", "B-PER I-PER B-LOC O", "IOB2 (X-B, X-I)"),
     ("PER_B PER_I LOC_B O", "B-PER I-PER B-LOC O", "IOB2 (X_B, X_I)"),

@@ -16,6 +16,7 @@ from transformers import BertConfig
 from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import EvaluationArguments
+from indictune.data.sentences import with_one_scheme
 from indictune.errors import Problems, UserError
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import plan_of_rows
@@ -141,6 +142,19 @@ def test_a_model_of_other_schemes_keeps_its_tags_and_one_of_iob2_gets_them(tmp_p
         test = TASK.tokenise_test(replace(evaluation, model_config=config), tokenizer, Problems())
         assert [known[tag] for tag in test.rows["tags"][0]] == expected
         assert bool(test.notes) == ("I-LOC" in known)
+
+
+def test_a_kind_that_the_model_knows_makes_a_glued_prefix_sure(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("a BPER\nb O\n", encoding="utf-8")
+    train = rows_of("--train_file", str(path)).splits
+    kept, _ = with_one_scheme(train, {"O", "BPER"})
+    made, scheme = with_one_scheme(train, {"O", "B-PER", "I-PER"})
+    assert [splits["train"].table["tags"].to_pylist() for splits in (kept, made)] == [
+        [["BPER", "O"]],
+        [["B-PER", "O"]],
+    ]
+    assert scheme.count == 1
 
 
 def test_auto_is_the_length_of_all_but_a_few_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

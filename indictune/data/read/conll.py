@@ -38,8 +38,7 @@ def column_key(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.lower()).removesuffix("s")
 
 
-_ROLES = ("word", "tag", "sentence")
-# The numbers of these fields, from 0, and whether the first line has names of fields.
+# The numbers of the fields `word`, `tag` and `sentence`, from 0, and whether the first line has names of fields.
 _Layout = tuple[int, int, int | None, bool]
 
 
@@ -132,7 +131,8 @@ def _layout(first: Sequence[str], args: TagArguments, bad: BadRows, number: int)
     if not has_names and not any(named) and len(first) == _CONLL_U_COLUMNS and first[0].isdecimal():
         raise UserError("conll-u", value=place)
     usual = (WORDS, TAGS, _SENTENCES) if has_names else ((), (), ())
-    word, tag, sentence = (_column(*each, first, place) for each in zip(_ROLES, named, usual, strict=True))
+    each_role = zip(("word", "tag", "sentence"), named, usual, strict=True)
+    word, tag, sentence = (_column(*each, first, place) for each in each_role)
     if not has_names:
         word, tag = 0 if word is None else word, len(first) - 1 if tag is None else tag
     if word is None or tag is None or word == tag:
@@ -158,7 +158,6 @@ def _column(role: str, named: str | None, usual: Collection[str], first: Sequenc
 def _check_whole(place: str, file: str, words: set[str], tags: Counter[str], sentences: int) -> None:
     """Refuse a file whose kinds of words and tags, and number of words and sentences, are not those of tagged text."""
     first, *others = tags
-    shown = ", ".join(map(shortened, [*tags][:5]))
     are_entities = {*others} > {"O"} and all(map(_OF_ENTITIES.fullmatch, others))
     if are_entities and tags[first] == 1 and not _OF_ENTITIES.fullmatch(first):
         raise UserError("conll-header", value=place, columns=f"..., {shortened(first)}")
@@ -167,7 +166,7 @@ def _check_whole(place: str, file: str, words: set[str], tags: Counter[str], sen
     if len(tags) > len(words) or len(tags) == tags.total() >= _MANY_WORDS:
         raise UserError("tags-like-words", value=file, tags=len(tags), words=len(words))
     if sentences == 1 and tags.total() > _LONG_SENTENCE:
-        raise UserError("conll-one-sentence", value=file, words=tags.total(), tags=shown)
+        raise UserError("conll-one-sentence", value=file, words=tags.total(), tags=", ".join([*tags][:5]))
     if sentences == tags.total() >= _LONG_SENTENCE:
         raise UserError("conll-lone-words", value=file, words=tags.total())
 
