@@ -44,7 +44,7 @@ from indictune.distributed import sharding, strategy, zero
 from indictune.distributed.pipeline.engine import Pipeline
 from indictune.distributed.sharding import WEIGHT_SHARDS, own_weights, split_like
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.weights_files import weights_files
+from indictune.models.trusted_files import weights_files
 from indictune.run import OWN_PROGRESS
 
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"

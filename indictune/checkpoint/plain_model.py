@@ -33,8 +33,7 @@ from indictune.models.atomic_folder import (
 from indictune.models.load import read_tokenizer, read_weights, trained_config
 from indictune.models.own_code import with_own_code
 from indictune.models.serving_model import serve_as_trained
-from indictune.models.trusted_files import ADAPTER, explained
-from indictune.models.weights_files import INDEX, weights_files
+from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files
 from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"

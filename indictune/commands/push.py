@@ -33,8 +33,7 @@ from indictune.hub.publish import (
     upload,
 )
 from indictune.models.adapters import base_of, config_file
-from indictune.models.trusted_files import ADAPTER_CONFIG, BROKEN, explained
-from indictune.models.weights_files import weights_files
+from indictune.models.trusted_files import ADAPTER_CONFIG, BROKEN, explained, weights_files
 from indictune.prediction.served_classifier import check_finished
 from indictune.report.report_page import REPORT, write_without_texts
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.errors import UserError
 from indictune.models.load import Model
-from indictune.models.weights_files import INDEX, WHOLE
+from indictune.models.trusted_files import INDEX, WHOLE
 
 if TYPE_CHECKING:
     from datasets import Dataset

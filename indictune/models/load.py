@@ -35,6 +35,7 @@ from indictune.models.trusted_files import (
     ADAPTER_CONFIG,
     BROKEN,
     MODEL_FLAG,
+    are_pickled,
     check_adapter,
     check_links,
     check_tokenizer_settings,
@@ -42,7 +43,6 @@ from indictune.models.trusted_files import (
     explained,
     first_line,
 )
-from indictune.models.weights_files import are_pickled
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,8 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
         _check_values(config)
-        config = with_own_code(config, args, path, flag)
+        if _has_class_elsewhere(config):
+            config = with_own_code(config, args, path, flag)
     check_weights_setting(config, flag)
     return config
 
@@ -159,6 +160,10 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")
+
+
+def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
+    return config.model_type == "gemma3_text" or bool(config.to_dict().get("auto_map"))
 
 
 def load_config(
@@ -293,6 +298,12 @@ def read_weights(
     return model, set(info["missing_keys"]) | mismatched
 
 
+def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
+    """Whether the class of the model will come with its files, and not from transformers."""
+    own = config.to_dict().get("auto_map") or {}
+    return args.trust_remote_code and any(name.startswith("AutoModel") for name in own)
+
+
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the tokenizer's padding token the model's: a classifier on a decoder finds the end of a text by it.
 
@@ -353,7 +364,7 @@ def trained_config(args: ModelArguments) -> PreTrainedConfig:
     with explained(args, Exception, flag="--model"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), "--model")
+        return with_own_code(config, args, str(folder), "--model") if _has_class_elsewhere(config) else config
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

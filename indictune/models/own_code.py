@@ -28,11 +28,6 @@ _HEADS: Mapping[str, tuple[Any, type[Any]]] = {
 }
 
 
-def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
-    """Whether the class of the model will come with its files, and not from transformers."""
-    return args.trust_remote_code and bool(_own_classes(config))
-
-
 def runs_own_code(model: nn.Module) -> bool:
     """Whether the model runs Python code that came with its files, with the user's permission."""
     # FSDP2 replaces the class of a sharded model by a subclass.

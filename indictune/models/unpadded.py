@@ -18,8 +18,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import serving_model
 from indictune.models.attention import ATTENTION
-from indictune.models.load import without_adapter
-from indictune.models.own_code import has_own_code
+from indictune.models.load import has_own_code, without_adapter
 from indictune.upstream import attention_of
 
 logger = logging.getLogger(__name__)

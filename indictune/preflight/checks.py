@@ -21,7 +21,7 @@ from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, dropout_of, stored_quantisation
-from indictune.models.weights_files import are_pickled
+from indictune.models.trusted_files import are_pickled
 from indictune.preflight.values import (
     check_evaluations,
     check_fixed_values,

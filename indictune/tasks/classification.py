@@ -106,13 +106,12 @@ class TextObjective(Objective):
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
     def compared(self, dataset: Dataset, results: Results | None) -> tuple[list[Any], list[Any]] | None:
-        labels = dataset["labels"][:]
-        return labels if results is None else results[0].tolist(), labels
+        return dataset["labels"][:] if results is None else results[0].tolist(), dataset["labels"][:]
 
     def finish_tokenizer(self, folder: Path, max_length: int) -> None:
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
-            pairs = "text_pair_column" in recorded_reading(self.config)
-            serve_as_trained(folder, self._tokenizer, self.config, max_length, pairs)
+            tokenizer, pairs = self._tokenizer, "text_pair_column" in recorded_reading(self.config)
+            serve_as_trained(folder, tokenizer, self.config, max_length, pairs)
 
 
 def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -324,9 +323,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            if inputs.tokenizer is not None:
+            if (given := inputs.tokenizer) is not None:
                 train = splits.rows["train"]
-                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.words, inputs.checkpoint)
+                model, tokenizer = with_vocabulary(plan.model, given, train.words, inputs.checkpoint)
                 if plan.data.text_pair_column is not None:
                     read_pairs(tokenizer, plan.model_config)
                 check_unknown(train, tokenizer, plan)
@@ -395,7 +394,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
 
 def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
-    data, splits = plan.data, rows.splits.rows
-    parts = [rows.splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, data.long_text, data.problem_type]
+    data, splits, tokenizer = plan.data, rows.splits, rows.tokenizer
+    parts = [splits.folder.name, tokenizer_parts(tokenizer), max_length, data.long_text, data.problem_type]
     cut = sys.maxsize if data.long_text == "window" else max_length
-    return measured_once(parts, lambda: measure(splits, rows.tokenizer, cut, rows.splits.findings, data.problem_type))
+    return measured_once(parts, lambda: measure(splits.rows, tokenizer, cut, splits.findings, data.problem_type))

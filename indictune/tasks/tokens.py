@@ -97,8 +97,7 @@ USUAL_PERCENTILE = 99.5  # of the tokens of sentences
 
 @dataclass(frozen=True)
 class TaggedRows:
-    """Sentences by split, the tags in the order of the class ids, the tokenizer of the model, and how tags were
-    written."""
+    """Sentences by split, tags in the order of the class ids, the model's tokenizer, and how tags were written."""
 
     splits: dict[str, Sentences]
     tags: list[str]
@@ -116,8 +115,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     arguments = (ModelArguments, DataArguments, Args)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        known = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
-        return load_config(args, AutoModelForTokenClassification, known, "classifier of tokens")
+        return load_config(args, TokenTags.kind, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
 
     def check(self, plan: Plan) -> list[Problem]:
         data, config = plan.data, plan.model_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from indictune.models.weights_files import INDEX
+from indictune.models.trusted_files import INDEX
 from tests.faults.canaries import model_in
 
 ROWS = '{"text": "ok", "label": "a"}\n{"text": "no", "label": "b"}\n'

@@ -33,8 +33,7 @@ from indictune.models.adapters import base_of
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier, load_classifier_config
-from indictune.models.trusted_files import is_inside
-from indictune.models.weights_files import INDEX, weights_files
+from indictune.models.trusted_files import INDEX, is_inside, weights_files
 from indictune.tasks.classification import SingleLabel
 from indictune.training.callbacks.restore_progress import RestoreProgress
 from tests.checkpoint.test_store import write

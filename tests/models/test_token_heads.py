@@ -27,7 +27,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.files import write_yaml
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.config_shapes import meta_model
-from indictune.models.load import load_config, load_tokenizer, load_trained
+from indictune.models.load import load_config, load_tokenizer, load_trained, read_config
 from indictune.models.task_models import load_classifier
 from tests.models.tiny import SMALL, WORDS, words_tokenizer
 
@@ -115,9 +115,8 @@ def test_an_adapter_of_a_tagger_trains_its_head_whole_and_merges(tmp_path: Path,
     assert "modules_to_save.default" in next(key for key, _ in model.named_parameters() if "score.modules" in key)
     merge(MergeFlags(str(folder), str(tmp_path / "merged")))
     assert torch.allclose(logits_of(tmp_path / "merged", WORDS), logits_of(folder, WORDS), atol=1e-4)
-    sizes = meta_model(
-        ModelArguments(str(folder / "base"), method="lora", lora_r=4), DECODERS[name], "ForTokenClassification"
-    )
+    args = ModelArguments(str(folder / "base"), method="lora", lora_r=4)
+    sizes = meta_model(args, read_config(args), "ForTokenClassification")
     assert sizes.counts.trained > 0
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from indictune.config.plan import AnyPlan
 from indictune.distributed.strategy import runs_optimizer
 from indictune.errors import Problem, problem
-from indictune.models.load import without_adapter
-from indictune.models.own_code import has_own_code
+from indictune.models.load import has_own_code, without_adapter
 
 GPIPE, ONE_FORWARD_ONE_BACKWARD, INTERLEAVED = SCHEDULES = ("gpipe", "1f1b", "interleaved")
 CHUNKS = 2  # stages of one rank under `interleaved`
