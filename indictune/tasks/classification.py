@@ -323,9 +323,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            if (given := inputs.tokenizer) is not None:
+            if (read := inputs.tokenizer) is not None:
                 train = splits.rows["train"]
-                model, tokenizer = with_vocabulary(plan.model, given, train.words, inputs.checkpoint)
+                model, tokenizer = with_vocabulary(plan.model, read, train.words, inputs.checkpoint)
                 if plan.data.text_pair_column is not None:
                     read_pairs(tokenizer, plan.model_config)
                 check_unknown(train, tokenizer, plan)
