@@ -158,9 +158,10 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
         UserError: the folder holds no finished model.
     """
     from indictune.config.arguments import ModelArguments
-    from indictune.models import load as reading
     from indictune.models.adapters import config_file
     from indictune.models.config_shapes import KINDS
+    from indictune.models.load import load_trained
+    from indictune.models.load_tokenizer import load_tokenizer
     from indictune.tasks.all_tasks import task_of
 
     folder = str(_folder(model))
@@ -168,8 +169,8 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
         raise UserError("no-model", "model", folder)
     kind, _ = KINDS[task_of(_json(config_file(Path(folder)))).head]
     args = ModelArguments(folder, trust_remote_code=trust_remote_code)
-    tokenizer = reading.load_tokenizer(args, flag="model")
-    return Loaded(reading.load_trained(folder, trust_remote_code, kind=kind).eval(), tokenizer)
+    tokenizer = load_tokenizer(args, flag="model")
+    return Loaded(load_trained(folder, trust_remote_code, kind=kind).eval(), tokenizer)
 
 
 def _folder(model: str | Path | Result) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import unicodedata
-from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, cast
@@ -17,13 +15,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.hub import resolve_revision
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.config.arguments import ModelArguments
@@ -38,36 +34,12 @@ from indictune.models.trusted_files import (
     are_pickled,
     check_adapter,
     check_links,
-    check_tokenizer_settings,
     check_weights_setting,
     explained,
     first_line,
 )
 
 logger = logging.getLogger(__name__)
-
-# A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
-PROBES = {
-    "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
-    "Telugu": "కృష్ణుడు చాలా మంచి సినిమా తెలుగు",
-    "Tamil": "வணக்கம் நண்பர்கள் மிகவும் கொடுமை",
-}
-
-
-def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
-    lost = {}
-    for script, text in PROBES.items():
-        # Compare decoded text, not tokens: byte-level tokens are not characters.
-        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-        if count := (_marks(text) - _marks(str(decoded))).total():
-            lost[script] = count
-    return lost
-
-
-def _marks(text: str) -> Counter[str]:
-    return Counter(char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char).startswith("M"))
 
 
 # These count positions from pad_token_id + 1, so the first rows of their position table are never used.
@@ -196,59 +168,6 @@ def stored_quantisation(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(config.to_dict().get("quantization_config") or {})
 
 
-def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, which keeps vowel signs if its vocabulary has them, and has a padding token.
-
-    ALBERT's and BERT's tokenizers drop the vowel signs of Indic scripts as accents by default. This is switched off
-    if that restores signs. A model whose vocabulary lacks the signs stays as it was trained, with a warning.
-
-    A tokenizer without a padding token (LLaMA) pads with its end-of-text token: a new token would add a row to the
-    embedding.
-
-    Raises:
-        UserError: as `read_tokenizer`; or `tokenizer-without-words` or `tokenizer-without-padding`.
-    """
-    tokenizer = read_tokenizer(args, flag)
-    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
-        # Without files, transformers 5 makes a tokenizer to which every text is unknown.
-        raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
-    lost = lost_vowel_signs(tokenizer)
-    if lost:
-        keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
-        still_lost = lost_vowel_signs(keeping)
-        if sum(still_lost.values()) < sum(lost.values()):
-            tokenizer, lost = keeping, still_lost
-    if lost:
-        logger.warning(
-            "The tokenizer of %s loses vowel signs of %s text. Use a model that was trained on these scripts if your "
-            "texts are written in them.",
-            args.model_name_or_path,
-            ", ".join(lost),
-        )
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError("tokenizer-without-padding", flag, args.model_name_or_path)
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
-    """The model's tokenizer as it is, if it is trusted; else a `UserError`, such as `chat-template-name`."""
-    path = builtin.resolve(args.model_name_or_path)
-    check_links(Path(path), flag)
-    # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
-    with explained(args, Exception, flag=flag):
-        revision = resolve_revision(path, args.model_revision)  # check and read the same commit
-        check_tokenizer_settings(path, revision, flag)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
-        )
-    for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
-        if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
-            raise UserError("chat-template-name", flag, args.model_name_or_path, name=repr(name))
-    return tokenizer
-
-
 def read_weights(
     kind: type[Any],
     args: ModelArguments,
@@ -312,16 +231,6 @@ def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
     """
     if model.config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = tokenizer.pad_token_id
-
-
-def check_vocabulary(
-    args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
-) -> None:
-    """Refuse token ids beyond the rows of the model's embedding (`token-id-without-row`). Ids may have gaps."""
-    rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        raise UserError("token-id-without-row", flag, args.model_name_or_path, token_id=largest, rows=rows)
 
 
 def load_trained(

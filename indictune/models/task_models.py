@@ -36,15 +36,14 @@ from indictune.models import builtin
 from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora
 from indictune.models.load import (
     Model,
-    check_vocabulary,
     load_config,
-    load_tokenizer,
     read_weights,
     set_config_dropout,
     set_module_dropout,
     set_padding,
     stored_quantisation,
 )
+from indictune.models.load_tokenizer import check_vocabulary, load_tokenizer
 from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained, first_line
 from indictune.models.unpadded import why_not_joined
 

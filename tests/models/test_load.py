@@ -25,7 +25,8 @@ from transformers import (
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models import builtin
-from indictune.models.load import check_max_length, load_tokenizer, load_trained
+from indictune.models.load import check_max_length, load_trained
+from indictune.models.load_tokenizer import load_tokenizer
 from indictune.models.task_models import class_names, label_order, load_classifier, load_classifier_config
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused
