@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import sentencepiece
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import normalizers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -58,6 +56,9 @@ _DEVANAGARI, _LETTERS = 0x0900, 0x70
 
 def write_devanagari(tokenizer: PreTrainedTokenizerBase) -> None:
     """Let a fast tokenizer, and what is saved of it, write all Indic scripts in Devanagari before it splits a text."""
+    import sentencepiece  # which few models need
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
     pairs = [(block + letter, _DEVANAGARI + letter) for block in _BLOCKS for letter in range(_LETTERS)]
     with TemporaryDirectory() as folder:
         rules = Path(folder, "rules.tsv")

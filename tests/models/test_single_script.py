@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.load_tokenizer import load_tokenizer, lost_vowel_signs
+from indictune.models.load_tokenizer import load_tokenizer
 from tests.hub_layouts.encoders import indicbert_v2
 
 BLOCKS = (0x0980, 0x0A00, 0x0A80, 0x0B00, 0x0B80, 0x0C00, 0x0C80, 0x0D00)
@@ -36,8 +36,3 @@ def test_its_tokenizer_writes_devanagari_and_is_saved_so(tmp_path: Path) -> None
         expected = plain(in_devanagari(text))["input_ids"]
         assert tokenizer(text)["input_ids"] == again(text)["input_ids"] == expected, text
     assert plain(TEXTS[0])["input_ids"] != tokenizer(TEXTS[0])["input_ids"]
-
-
-def test_no_vowel_sign_counts_as_lost_by_it(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(ModelArguments(written(tmp_path / "IndicBERTv2-SS")))
-    assert lost_vowel_signs(tokenizer).keys() == {"Devanagari"} & lost_vowel_signs(tokenizer).keys()
