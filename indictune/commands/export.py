@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -156,6 +156,7 @@ def write_gguf(args: ExportFlags, source: Path, folder: Path) -> str:
 GRAPH = "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _MOST_TEXTS = 1_000
+_WAY_OUT_OF_TEXTS = "Give a text file with one text a line."
 _BATCH_ROWS = 16
 _ROUNDING = 1e-3  # the order of the sums differs in float32, and with it the last digits of a logit
 _LARGEST_FILE_BYTES = 1_800_000_000  # protobuf holds 2 GB; larger weights stand in model.onnx.data
@@ -276,10 +277,13 @@ def texts_to_compare(args: ExportFlags, source: Path, config: PreTrainedConfig) 
         pairs = [BETWEEN_TEXTS.join(each) for each in pairwise(map(clean, tweets))]
         return tweets if reading.text_pair_column is None else pairs, reading.max_length
     texts: list[str] = []
-    for window in text_file(asked, reading).windows(BadRows(args.input_file)):
-        texts += [text for text in cleaned_texts(window)["text"].to_pylist() if text not in ("", BETWEEN_TEXTS)]
-        if len(texts) >= _MOST_TEXTS:
-            break
+    try:
+        for window in text_file(asked, reading).windows(BadRows(args.input_file)):
+            texts += [text for text in cleaned_texts(window)["text"].to_pylist() if text not in ("", BETWEEN_TEXTS)]
+            if len(texts) >= _MOST_TEXTS:
+                break
+    except UserError as error:  # whose ways out name flags of other commands
+        raise UserError(problems=[replace(each, way_out=_WAY_OUT_OF_TEXTS) for each in error.problems]) from error
     return texts[:_MOST_TEXTS], reading.max_length
 
 

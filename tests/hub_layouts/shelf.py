@@ -69,6 +69,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+def write_files(folder: Path, files: Files) -> Path:
+    """Write files, given by relative names, into a folder, and return it."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
 @dataclass
 class Shelf:
     """All repositories of a Hub.

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from indictune.config.arguments import ModelArguments
 from indictune.models.load_tokenizer import load_tokenizer
 from tests.hub_layouts.encoders import indicbert_v2
+from tests.hub_layouts.shelf import write_files
 
 BLOCKS = (0x0980, 0x0A00, 0x0A80, 0x0B00, 0x0B80, 0x0C00, 0x0C80, 0x0D00)
 TEXTS = ("ಈ ಸಿನಿಮಾ ಚೆನ್ನಾಗಿದೆ ೧೨", "এই ছবিটি খুব ভালো", "ఈ సినిమా 😀 good", "இந்த படம்", "ਇਹ ਫ਼ਿਲਮ", "यह फ़िल्म।")
@@ -20,16 +21,9 @@ def in_devanagari(text: str) -> str:
     return "".join(char if (begin := block[char]) is None else chr(ord(char) - begin + 0x900) for char in text)
 
 
-def written(folder: Path) -> str:
-    folder.mkdir()
-    for name, content in indicbert_v2()[0].items():
-        (folder / name).write_bytes(content)
-    return str(folder)
-
-
 def test_its_tokenizer_writes_devanagari_and_is_saved_so(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(ModelArguments(written(tmp_path / "IndicBERTv2-SS")))
-    plain = load_tokenizer(ModelArguments(written(tmp_path / "IndicBERTv2-MLM-only")))
+    tokenizer = load_tokenizer(ModelArguments(str(write_files(tmp_path / "IndicBERTv2-SS", indicbert_v2()[0]))))
+    plain = load_tokenizer(ModelArguments(str(write_files(tmp_path / "IndicBERTv2-MLM-only", indicbert_v2()[0]))))
     tokenizer.save_pretrained(tmp_path / "saved")
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     for text in TEXTS:
