@@ -38,5 +38,24 @@ DECODERS: dict[str, Callable[[], Files]] = {
     "google/gemma-3-1b-it": gemma_3,
     "Qwen/Qwen3-0.6B": qwen_3,
 }
+LAYOUTS = {
+    "ai4bharat/IndicBERTv2-MLM-only": "only a pickle; padding differs between config.json and tokenizer",
+    "ai4bharat/IndicBERTv2-SS": "as MLM-only; knows Devanagari alone",
+    "ai4bharat/IndicBERTv2-MLM-Sam-TLM": "as MLM-only",
+    "ai4bharat/IndicBERTv2-MLM-Back-TLM": "as MLM-only",
+    "ai4bharat/indic-bert": "IndicBERT v1, an ALBERT: an old pickle, `spiece.model` alone",
+    "google/muril-base-cased": "only a pickle; `vocab.txt` without tokenizer.json",
+    "l3cube-pune/marathi-bert-v2": "MahaBERT: a pickle and safetensors",
+    "FacebookAI/xlm-roberta-base": "sentencepiece and tokenizer.json; was renamed",
+    "answerdotai/ModernBERT-base": "byte-level pieces, no token types",
+    "ai4bharat/IndicBERT-v3-270M": "gated; Gemma 3 with code of its own (`--trust_remote_code true`)",
+    "sarvamai/sarvam-1": "two shards; no padding token; was renamed",
+    "sarvamai/sarvam-m": "a Mistral whose template thinks; no padding token",
+    "krutrim-ai-labs/Krutrim-2-instruct": "a Mistral: pickles in shards only; template of plain words",
+    "ai4bharat/Airavata": "no chat template (`--chat_template`)",
+    "meta-llama/Llama-3.2-1B-Instruct": "gated, tied; template with the date",
+    "google/gemma-3-1b-it": "gated, tied; template that alternates",
+    "Qwen/Qwen3-0.6B": "tied; template with thoughts",
+}
 GATED = ("ai4bharat/IndicBERT-v3-270M", "meta-llama/Llama-3.2-1B-Instruct", "google/gemma-3-1b-it")
 RENAMED = {"xlm-roberta-base": "FacebookAI/xlm-roberta-base", "sarvamai/sarvam-0.5": "sarvamai/sarvam-1"}
