@@ -338,17 +338,16 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
-        splits, max_length = rows.splits, plan.data.max_length
+        splits, train, max_length = rows.splits, rows.splits.rows["train"], plan.data.max_length
         if isinstance(max_length, str):
-            limit = positions_of(plan.model_config)
-            max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
+            max_length = usual_length(train.table["text"], rows.tokenizer, positions_of(plan.model_config))
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         health = _health(plan, rows, max_length)
         notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
         made = datasets["train"], datasets.get("validation"), datasets.get("test")
-        parts = *made, splits.rows["train"].location, splits.folder, notes
+        parts = *made, train.location, splits.folder, notes
         tokens = Tokens(*parts, max_length=max_length, origins=origins, health=health)
         return replace(tokens, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 

@@ -13,8 +13,7 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTok
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import IndicTrainingArguments as Args
-from indictune.config.arguments import ModelArguments
-from indictune.config.arguments import TaggedDataArguments as DataArguments
+from indictune.config.arguments import ModelArguments, TaggedDataArguments
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.encodings import findings_of_split
@@ -91,7 +90,7 @@ class TokenTags(TextObjective):
         return super().metrics(found) | found.overall.counts | {"per_entity": label_block(seen)}
 
 
-Plan = RunPlan[DataArguments, Args]
+Plan = RunPlan[TaggedDataArguments, Args]
 ENTITY_SCORES = ("f1", "precision", "recall")
 USUAL_PERCENTILE = 99.5  # of the tokens of sentences
 
@@ -106,14 +105,14 @@ class TaggedRows:
     scheme: Finding
 
 
-class TokenClassification(Task[TaggedRows, DataArguments, Args]):
+class TokenClassification(Task[TaggedRows, TaggedDataArguments, Args]):
     """Each word gets a tag, which its first token carries."""
 
     head = "ForTokenClassification"
     name = "tokens"
     fits_max_length = True
     scores = (*ENTITY_SCORES, "loss", "worst_language_f1")
-    arguments = (ModelArguments, DataArguments, Args)
+    arguments = (ModelArguments, TaggedDataArguments, Args)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_config(args, TokenTags.kind, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")

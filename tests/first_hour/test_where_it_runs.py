@@ -138,6 +138,7 @@ def test_the_run_warns_first_and_asks_before_it_reads_weights(tmp_path: Path) ->
     """There are none."""
     model = tmp_path / "model"
     LARGE.save_pretrained(model)
+    (model / "model.safetensors").touch()
     words_tokenizer().save_pretrained(model)
     rows = [{"text": f"ok {number} .", "label": "ab"[number % 2]} for number in range(10)]
     (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -21,8 +21,10 @@ CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": WORDS[n % 7]}, {"role": "assistant", "content": WORDS[(n + 1) % 7]}]}
     for n in range(16)
 ]
-SHORT = ("--max_steps", "2", "--max_length", "96", "--save_strategy", "no", "--eval_strategy", "no")
-SHORT += ("--global_batch_size", "8", "--per_device_train_batch_size", "4")
+SHORT = (
+    *("--max_steps", "2", "--max_length", "96", "--save_strategy", "no", "--eval_strategy", "no"),
+    *("--global_batch_size", "8", "--per_device_train_batch_size", "4"),
+)
 
 
 def codes(said: str) -> list[str]:

@@ -255,7 +255,7 @@ class TestRefusals:
         with refused("no-model-for-task", "causal language model", "vit", flag="--model_name_or_path"):
             load_causal_config(ModelArguments(str(tmp_path)))
 
-    @pytest.mark.parametrize("reads", ["AutoConfig", "AutoModelForCausalLM"])
+    @pytest.mark.parametrize("reads", ["AutoConfig", "weights"])
     def test_a_gated_model(self, llama: str, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
         """The Hub tells at the configuration, or at the weights where the configuration is in the local cache."""
         name = "meta-llama/Llama-3.1-8B"
@@ -269,7 +269,7 @@ class TestRefusals:
         else:
             config = AutoConfig.from_pretrained(llama)
             monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
-            monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", gated)
+            monkeypatch.setattr("indictune.models.trusted_files.has_file", gated)
         with refused("model-gated", f"https://huggingface.co/{name}", flag="--model_name_or_path"):
             load_causal(ModelArguments(name), words_tokenizer(), torch.float32, ends=[2])
 

@@ -63,8 +63,8 @@ def test_a_head_of_ours_on_its_code_sees_later_words_and_is_saved_with_the_code(
     ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
     changed = ids.clone()
     changed[0, -2] += 1
-    states = [model.model(input_ids=each).last_hidden_state[0, 0] for each in (ids, changed)]
-    assert not torch.allclose(*states, atol=1e-3)
+    first, second = (model.model(input_ids=each).last_hidden_state[0, 0] for each in (ids, changed))
+    assert not torch.allclose(first, second, atol=1e-3)
     expected = logits(model, ids)
     model.save_pretrained(tmp_path / "out")
     again = load_trained(tmp_path / "out", trust_remote_code=True, kind=kind)

@@ -26,7 +26,7 @@ from indictune.models.unpadded import (
     read_unpadded,
     uncounted_token,
 )
-from tests.models.tiny import CONFIGS, SMALL
+from tests.models.tiny import CONFIGS, DECODERS, SMALL
 from tests.refusals import refused
 
 # ModernBERT's window is 16 tokens here: some rows are longer, some shorter.
@@ -45,7 +45,7 @@ def rows_of(lengths: Sequence[int], pad_token_id: int) -> list[Row]:
 
 
 def classifier(model_type: str, lora: bool = False) -> Any:
-    config = CONFIGS[model_type.partition("-both")[0].removesuffix("-mean")]()
+    config = (CONFIGS | DECODERS)[model_type.partition("-both")[0].removesuffix("-mean")]()
     if model_type.endswith("-both"):  # in both directions, as EmbeddingGemma
         config.use_bidirectional_attention = True
     if model_type.endswith("-mean"):  # as published

@@ -22,14 +22,6 @@ from transformers import (
 
 WORDS = ["अच्छा", "बुरा", "మంచి", "చెడు", "நல்ல", "மோசம்", "ok", "."]
 SMALL: dict[str, Any] = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_GROUPED: dict[str, Any] = {
-    "intermediate_size": 64,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "bert": lambda: BertConfig(**SMALL, intermediate_size=64, max_position_embeddings=64),
     "albert": lambda: AlbertConfig(**SMALL, embedding_size=16, intermediate_size=64, max_position_embeddings=64),
@@ -50,6 +42,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         bos_token_id=1,
         eos_token_id=2,
     ),
+}
+
+_GROUPED: dict[str, Any] = {
+    "intermediate_size": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+DECODERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3_text": lambda: Gemma3TextConfig(
         **SMALL, **_GROUPED, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
     ),

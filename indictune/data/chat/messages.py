@@ -373,7 +373,7 @@ class UnusedColumns:
     def count(self, row: Row) -> None:
         """Add a usable row."""
         self._rows += 1
-        self._counts.update(unused_keys(row))
+        self._counts.update(sorted(unused_keys(row)))
 
     def refuse(self, line: int, error: RowError) -> None:
         """Add a row whose content would be dropped."""
