@@ -33,8 +33,21 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def note_commit(config: PreTrainedConfig, revision: str | None) -> None:
+    """Let a configuration remember the commit on the Hub that it came from, if it did.
+
+    transformers (5.23) no longer sets the attribute, but still leaves it out of `to_dict`.
+
+    Args:
+        revision: as transformers' `resolve_revision` gives it.
+    """
+    from huggingface_hub import ResolvedRevision
+
+    vars(config)["_commit_hash"] = revision.resolved if isinstance(revision, ResolvedRevision) else None
+
+
 def commit_of(config: PreTrainedConfig) -> str | None:
-    """The commit on the Hub that a configuration came from, or None; `to_dict` leaves it out (transformers 5.23)."""
+    """The commit on the Hub that a configuration came from, as `note_commit` noted it; None for a folder."""
     return cast("str | None", vars(config).get("_commit_hash"))
 
 

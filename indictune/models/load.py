@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import resolve_revision
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.config.arguments import ModelArguments
@@ -38,6 +39,7 @@ from indictune.models.trusted_files import (
     explained,
     first_line,
 )
+from indictune.upstream import commit_of, note_commit
 
 logger = logging.getLogger(__name__)
 
@@ -110,12 +112,14 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
     check_links(Path(path), flag)
     with explained(args, Exception, flag=flag):
         is_config = Path(path).is_file()  # a config.json alone, which `indictune plan` takes
+        revision = resolve_revision(path, args.model_revision)
         # transformers 5.23 would load the adapter
-        if not is_config and find_adapter_config_file(path, revision=args.model_revision):
+        if not is_config and find_adapter_config_file(path, revision=revision):
             raise UserError("adapter-as-model", flag, args.model_name_or_path)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
+            path, revision=revision, trust_remote_code=args.trust_remote_code
         )
+        note_commit(config, revision)
         _check_values(config)
         if _has_class_elsewhere(config):
             config = with_own_code(config, args, path, flag)
@@ -197,7 +201,7 @@ def read_weights(
         model, info = kind.from_pretrained(
             name,
             config=config,
-            revision=args.model_revision,
+            revision=commit_of(config) or args.model_revision,
             trust_remote_code=args.trust_remote_code,
             dtype=torch.bfloat16 if is_quantised else dtype,
             device_map=args.device_map,

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path, PurePath
 from pickle import UnpicklingError
 from typing import Any
@@ -15,7 +16,7 @@ from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import is_offline_mode
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file, cached_files, has_file, resolve_revision
@@ -26,8 +27,6 @@ from indictune.models import builtin
 
 logger = logging.getLogger(__name__)
 
-# Else transformers (5.23) asks a Space, in a thread of its own, to convert a model without safetensors.
-os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "true"
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -106,10 +105,11 @@ def _outside_file(key: str, value: Any, settings_file: Path) -> Any:
     for text in _strings(value):
         # A name without a separator is a file only under a key such as `vocab_file`: other strings are tokens. The
         # folder's own file of that name replaces what tokenizer_config.json says, but not the special tokens' file.
-        is_own = (folder / text).exists() and settings_file.name == "tokenizer_config.json"
+        # As of `os.path`, a text that is too long for a name, such as a chat template, is no file.
+        is_own = os.path.exists(folder / text) and settings_file.name == "tokenizer_config.json"
         if os.sep in text or (key.endswith("_file") and not is_own):
             candidates = [Path(text), folder / text]
-            if any(path.is_file() and is_outside(path, folder) for path in candidates):
+            if any(os.path.isfile(path) and is_outside(path, folder) for path in candidates):
                 return text
     return None
 
@@ -199,6 +199,9 @@ def load_problem(args: ModelArguments, error: BaseException, flag: str = MODEL_F
     if "trust_remote_code" in str(error):
         return problem("model-needs-its-code", *given)
     causes = tuple(_causes(error))
+    for cause in causes:
+        if isinstance(cause, HfHubHTTPError) and cause.response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            return problem("hub-rate-limit", *given, reason=first_line(cause))
     for kind, code in _OF_THE_HUB.items():
         if any(isinstance(cause, kind) for cause in causes):
             return problem(code, *given, revision=args.model_revision)
@@ -277,12 +280,16 @@ def are_pickled(args: ModelArguments, flag: str = MODEL_FLAG) -> bool:
         if has(WHOLE) or has(INDEX):
             return False
         if not has(PICKLED) and not has(PICKLED_INDEX):
+            if is_offline_mode() and not Path(name).is_dir():
+                cached_file(name, WHOLE, revision=revision)  # raises what is told of a file that is not in the cache
             raise UserError("weights-not-found", flag, args.model_name_or_path)
         files = [PICKLED]
         if not has(PICKLED):
             files = _named_in(Path(str(cached_file(name, PICKLED_INDEX, revision=revision))), name, flag)
         for file in files:
             _check_pickle(Path(str(cached_file(name, file, revision=revision))), args.model_name_or_path, flag)
+    # Else transformers (5.23) asks a Space, in a thread of its own, to convert a model without safetensors.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "true"
     return True
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.data.published_templates import AIRAVATA
 from tests.hub_layouts.conftest import Place
 from tests.hub_layouts.models import DECODERS, ENCODERS, LAYOUTS
 from tests.hub_layouts.tiny import WORDS
@@ -67,7 +68,7 @@ def test_a_classifier(place: Place, name: str) -> None:
     trust = ("--trust_remote_code", "true") if name == "ai4bharat/IndicBERT-v3-270M" else ()
     found = tried(place, name, "sentiment", "--train_file", place.rows("tweets.jsonl", TWEETS), *trust)
     folder = place.folder / name.replace("/", "--")
-    found["predicts"] = outcome(place, "predict", str(folder / "lora"), WORDS[0], *trust)
+    found["predicts"] = outcome(place, "predict", str(folder / "lora"), "--text", WORDS[0], *trust)
     found["exports"] = outcome(place, "export", str(folder / "full"), "--output_dir", str(folder / "onnx"), *trust)
     check(name, found)
 
@@ -75,7 +76,9 @@ def test_a_classifier(place: Place, name: str) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_language_model(place: Place, name: str) -> None:
-    template = ("--chat_template", "chatml") if name == "ai4bharat/Airavata" else ()
+    (place.folder / "airavata.jinja").write_text(AIRAVATA, encoding="utf-8")
+    given = "--chat_template", str(place.folder / "airavata.jinja")
+    template = given if name == "ai4bharat/Airavata" else ()
     found = tried(place, name, "llama", "--train_file", place.rows("chats.jsonl", CHATS), *template)
     folder = place.folder / name.replace("/", "--")
     found["answers"] = outcome(place, "tests/hub_layouts/answer.py", str(folder / "lora"), WORDS[0])

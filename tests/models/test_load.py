@@ -28,6 +28,8 @@ from indictune.models import builtin
 from indictune.models.load import check_max_length, load_trained
 from indictune.models.load_tokenizer import load_tokenizer
 from indictune.models.task_models import class_names, label_order, load_classifier, load_classifier_config
+from tests.hub_layouts.decoders import gemma_3
+from tests.hub_layouts.shelf import write_files
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused
 
@@ -398,3 +400,9 @@ def test_xlm_r_keeps_counting_positions_from_its_own_padding_token(saved: Saved,
     assert load_tokenizer(args).pad_token_id == 0
     load_classifier(args, LABELS, load_tokenizer(args)).save_pretrained(str(tmp_path / "out"))
     assert load_trained(tmp_path / "out").config.pad_token_id == 1
+
+
+def test_a_long_chat_template_is_not_taken_for_the_name_of_a_file(tmp_path: Path) -> None:
+    """Those of published models have more letters than the name of a file may have."""
+    tokenizer = load_tokenizer(ModelArguments(str(write_files(tmp_path, gemma_3()))))
+    assert len(str(tokenizer.chat_template)) > 255

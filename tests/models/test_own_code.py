@@ -57,7 +57,7 @@ def test_a_head_of_ours_on_its_code_sees_later_words_and_is_saved_with_the_code(
     args = ModelArguments(str(v3), trust_remote_code=True)
     tokenizer = load_tokenizer(args)
     torch.manual_seed(0)
-    config = load_config(args, kind, kind._model_mapping, "classifier")  # type: ignore[attr-defined]
+    config = load_config(args, kind, kind._model_mapping, "classifier")
     model: Any = load_classifier(args, ["a", "b"], tokenizer, None, config, kind)
     assert runs_own_code(model)
     ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
