@@ -30,7 +30,7 @@ from indictune.config.arguments import ModelArguments, SentimentTrainingArgument
 from indictune.console_text import table
 from indictune.distributed import collectives, cpu_fallback
 from indictune.distributed.launch import read_launch, world_size_of
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.tasks.classification import SingleLabel
 from indictune.training.exact_trainer import IndicTrainer
 from indictune.training.task_trainer import RunContext

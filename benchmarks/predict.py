@@ -35,7 +35,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.shared_arguments import ClassifierArguments
 from indictune.console_text import table
 from indictune.models.builtin import Size, build_tiny_bert, sample_rows
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.task_models import load_classifier as new_classifier
 from indictune.prediction.labelled_rows import WINDOW_ROWS, label, text_batch

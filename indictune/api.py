@@ -160,8 +160,7 @@ def load(model: str | Path | Result, *, trust_remote_code: bool = False) -> Load
     from indictune.config.arguments import ModelArguments
     from indictune.models.adapters import config_file
     from indictune.models.config_shapes import KINDS
-    from indictune.models.load import load_trained
-    from indictune.models.load_tokenizer import load_tokenizer
+    from indictune.models.load import load_tokenizer, load_trained
     from indictune.tasks.all_tasks import task_of
 
     folder = str(_folder(model))

@@ -30,8 +30,7 @@ from indictune.models.atomic_folder import (
     match_config_mode,
     whole_folder,
 )
-from indictune.models.load import read_weights, trained_config
-from indictune.models.load_tokenizer import read_tokenizer
+from indictune.models.load import read_tokenizer, read_weights, trained_config
 from indictune.models.own_code import with_own_code
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files

@@ -100,8 +100,7 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
 
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.breakdown import near_names
-    from indictune.models.load import trained_config
-    from indictune.models.load_tokenizer import load_tokenizer
+    from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)

@@ -18,8 +18,7 @@ from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
-from indictune.models.load import check_max_length, positions_of
-from indictune.models.load_tokenizer import check_vocabulary, load_tokenizer
+from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.task_models import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan

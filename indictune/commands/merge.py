@@ -30,8 +30,14 @@ from indictune.models.atomic_folder import (
     whole_folder,
 )
 from indictune.models.config_shapes import KINDS
-from indictune.models.load import add_adapter, read_config, read_weights, stored_quantisation, take_quantisation
-from indictune.models.load_tokenizer import read_tokenizer
+from indictune.models.load import (
+    add_adapter,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    stored_quantisation,
+    take_quantisation,
+)
 from indictune.models.own_code import with_own_code
 from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.upstream import set_weight_conversions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -24,6 +26,7 @@ from transformers.utils.hub import resolve_revision
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.config.arguments import ModelArguments
+from indictune.data.text.cleaning import write_devanagari
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
@@ -35,6 +38,7 @@ from indictune.models.trusted_files import (
     are_pickled,
     check_adapter,
     check_links,
+    check_tokenizer_settings,
     check_weights_setting,
     explained,
     first_line,
@@ -42,6 +46,103 @@ from indictune.models.trusted_files import (
 from indictune.upstream import commit_of, note_commit
 
 logger = logging.getLogger(__name__)
+
+
+# A few common words of each script, with vowel signs before and after the consonant, virama, anusvara and nukta.
+PROBES = {
+    "Devanagari": "हिन्दी ज़िन्दगी में कुछ भी खुशी",
+    "Telugu": "కృష్ణుడు చాలా మంచి సినిమా తెలుగు",
+    "Tamil": "வணக்கம் நண்பர்கள் மிகவும் கொடுமை",
+}
+
+
+def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Script -> number of combining marks that its probe loses by tokenising, for the scripts that lose any."""
+    lost = {}
+    for script, text in PROBES.items():
+        # Compare decoded text, not tokens: byte-level tokens are not characters.
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        if (count := _marks(text) - _marks(str(decoded))) > 0:
+            lost[script] = count
+    return lost
+
+
+def _marks(text: str) -> int:
+    return sum(unicodedata.category(char).startswith("M") for char in unicodedata.normalize("NFC", text))
+
+
+# A name of a model whose tokenizer knows Devanagari alone, for texts in all Indic scripts that are written in it.
+SINGLE_SCRIPT = "indicbertv2-ss"
+
+
+def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, which keeps vowel signs if its vocabulary has them, and has a padding token.
+
+    ALBERT's and BERT's tokenizers drop the vowel signs of Indic scripts as accents by default. This is switched off
+    if that restores signs. A model whose vocabulary lacks the signs stays as it was trained, with a warning.
+    IndicBERTv2-SS gets texts in Devanagari (`write_devanagari`).
+
+    A tokenizer without a padding token (LLaMA) pads with its end-of-text token: a new token would add a row to the
+    embedding.
+
+    Raises:
+        UserError: as `read_tokenizer`; or `tokenizer-without-words` or `tokenizer-without-padding`.
+    """
+    tokenizer = read_tokenizer(args, flag)
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        # Without files, transformers 5 makes a tokenizer to which every text is unknown.
+        raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
+    if SINGLE_SCRIPT in args.model_name_or_path.lower():
+        write_devanagari(tokenizer)
+        logger.info(
+            "%s reads all Indic scripts written in Devanagari: so does its tokenizer.", args.model_name_or_path
+        )
+    lost = lost_vowel_signs(tokenizer)
+    if lost:
+        keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
+        still_lost = lost_vowel_signs(keeping)
+        if sum(still_lost.values()) < sum(lost.values()):
+            tokenizer, lost = keeping, still_lost
+    if lost:
+        logger.warning(
+            "The tokenizer of %s loses vowel signs of %s text. Use a model that was trained on these scripts if your "
+            "texts are written in them.",
+            args.model_name_or_path,
+            ", ".join(lost),
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError("tokenizer-without-padding", flag, args.model_name_or_path)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
+    """The model's tokenizer as it is, if it is trusted; else a `UserError`, such as `chat-template-name`."""
+    path = builtin.resolve(args.model_name_or_path)
+    check_links(Path(path), flag)
+    # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
+    with explained(args, Exception, flag=flag):
+        revision = resolve_revision(path, args.model_revision)  # check and read the same commit
+        check_tokenizer_settings(path, revision, flag)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
+        )
+    for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
+        if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
+            raise UserError("chat-template-name", flag, args.model_name_or_path, name=repr(name))
+    return tokenizer
+
+
+def check_vocabulary(
+    args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
+) -> None:
+    """Refuse token ids beyond the rows of the model's embedding (`token-id-without-row`). Ids may have gaps."""
+    rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise UserError("token-id-without-row", flag, args.model_name_or_path, token_id=largest, rows=rows)
 
 
 # These count positions from pad_token_id + 1, so the first rows of their position table are never used.
@@ -73,29 +174,6 @@ def positions_of(config: PreTrainedConfig | None) -> int | None:
     original = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
     unused = config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return min(positions - unused, *original) if original else int(positions - unused)
-
-
-def set_config_dropout(config: PreTrainedConfig, probability: float | None) -> None:
-    """Set every field of the configuration that is a dropout probability, before the model is made; None sets none.
-
-    The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
-    are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
-    """
-    for field in dropout_of(config) if probability is not None else ():
-        setattr(config, field, probability)
-
-
-def dropout_of(config: PreTrainedConfig) -> dict[str, float | None]:
-    """The fields of a configuration that are dropout probabilities; None follows another one."""
-    named = ((field, value) for field, value in config.to_dict().items() if "drop" in field)
-    return {field: p for field, p in named if p is None or (type(p) in (int, float) and 0 <= p <= 1)}
-
-
-def set_module_dropout(model: nn.Module, probability: float | None) -> None:
-    """Set every `nn.Dropout`, also those that code outside transformers made from other fields; None sets none."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and probability is not None:
-            module.p = probability
 
 
 Model = PreTrainedModel | PeftModel
@@ -156,10 +234,10 @@ def load_config(
         UserError: as `read_config`; or `no-model-for-task` or `full-of-quantised`.
     """
     config = read_config(args)
-    brings_code = args.trust_remote_code and kind.__name__ in (config.to_dict().get("auto_map") or {})
+    own = config.to_dict().get("auto_map") or {}
     is_of_transformers = type(config).__module__.startswith("transformers.")
-    is_known = type(config) in known and not (is_of_transformers and means_own_code(config))
-    if not is_known and not brings_code:
+    is_known = type(config) in known and not (own and is_of_transformers and means_own_code(config))
+    if not is_known and not (args.trust_remote_code and kind.__name__ in own):
         details = {"task": task, "model_type": config.model_type}
         raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
     if args.method == "full" and stored_quantisation(config):

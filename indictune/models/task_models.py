@@ -36,20 +36,42 @@ from indictune.models import builtin
 from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora
 from indictune.models.load import (
     Model,
+    check_vocabulary,
     load_config,
+    load_tokenizer,
     read_weights,
-    set_config_dropout,
-    set_module_dropout,
     set_padding,
     stored_quantisation,
 )
-from indictune.models.load_tokenizer import check_vocabulary, load_tokenizer
 from indictune.models.trusted_files import BROKEN, MODEL_FLAG, explained, first_line
 from indictune.models.unpadded import why_not_joined
 
 logger = logging.getLogger(__name__)
 
 TEMPERATURE = "calibration_temperature"  # of the configuration: logits are divided by it for calibrated scores
+
+
+def set_config_dropout(config: PreTrainedConfig, probability: float | None) -> None:
+    """Set every field of the configuration that is a dropout probability, before the model is made; None sets none.
+
+    The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
+    are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
+    """
+    for field in dropout_of(config) if probability is not None else ():
+        setattr(config, field, probability)
+
+
+def dropout_of(config: PreTrainedConfig) -> dict[str, float | None]:
+    """The fields of a configuration that are dropout probabilities; None follows another one."""
+    named = ((field, value) for field, value in config.to_dict().items() if "drop" in field)
+    return {field: p for field, p in named if p is None or (type(p) in (int, float) and 0 <= p <= 1)}
+
+
+def set_module_dropout(model: nn.Module, probability: float | None) -> None:
+    """Set every `nn.Dropout`, also those that code outside transformers made from other fields; None sets none."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and probability is not None:
+            module.p = probability
 
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:

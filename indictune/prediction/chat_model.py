@@ -23,8 +23,15 @@ from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.files import json_or_nothing
 from indictune.models.adapters import config_file, continues_texts
-from indictune.models.load import Model, load_trained, positions_of, trained_config, without_adapter
-from indictune.models.load_tokenizer import check_vocabulary, load_tokenizer
+from indictune.models.load import (
+    Model,
+    check_vocabulary,
+    load_tokenizer,
+    load_trained,
+    positions_of,
+    trained_config,
+    without_adapter,
+)
 
 
 class TooLongError(Exception):

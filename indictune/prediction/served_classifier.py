@@ -27,12 +27,13 @@ from indictune.models.config_shapes import KINDS
 from indictune.models.load import (
     Model,
     check_max_length,
+    check_vocabulary,
+    load_tokenizer,
     load_trained,
     positions_of,
     stored_quantisation,
     trained_config,
 )
-from indictune.models.load_tokenizer import check_vocabulary, load_tokenizer
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token

@@ -20,7 +20,8 @@ from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
-from indictune.models.load import check_max_length, dropout_of, stored_quantisation
+from indictune.models.load import check_max_length, stored_quantisation
+from indictune.models.task_models import dropout_of
 from indictune.models.trusted_files import are_pickled
 from indictune.preflight.values import (
     check_evaluations,

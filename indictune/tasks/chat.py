@@ -37,8 +37,7 @@ from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
-from indictune.models.load import Model, positions_of
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.protocol import (

@@ -35,8 +35,7 @@ from indictune.evaluation.breakdown import RATIOS, WORST, Breakdown, break_down,
 from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
 from indictune.evaluation.uncertainty import calibration_of, helpful_temperature
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.load import Model, positions_of
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import Model, load_tokenizer, positions_of
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.task_models import (
     TEMPERATURE,

@@ -35,8 +35,7 @@ from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import RATIOS, Breakdown, break_down, label_block, mean_loss
 from indictune.evaluation.scorers import entities, entity_kinds, predicted_tags
 from indictune.models.adapters import HEAD_NAMES
-from indictune.models.load import Model, load_config, positions_of
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import Model, load_config, load_tokenizer, positions_of
 from indictune.models.task_models import check_shapes, class_names, label_order, load_classifier
 from indictune.tasks.classification import TextObjective
 from indictune.tasks.loss import ExactLoss

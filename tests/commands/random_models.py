@@ -12,7 +12,7 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.plan import unresolved
 from indictune.data.text.pairs import read_pairs
 from indictune.files import write_yaml
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
 from indictune.models.task_models import note_reading
 from tests.models.tiny import CONFIGS

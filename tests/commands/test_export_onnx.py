@@ -21,7 +21,7 @@ from indictune.cli import main
 from indictune.commands.export import run_export
 from indictune.config.arguments import ModelArguments
 from indictune.models.builtin import sample_rows
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.serving_model import serve_as_trained
 from tests.commands.random_models import LABELS, random_classifier
 from tests.conftest import FinishedRun

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from indictune.config.arguments import ModelArguments
 from indictune.data.health.findings import Finding
 from indictune.data.health.row_health import LanguageHealth, language_health, language_table
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from tests.data.test_chat_tokens import byte_level_tokenizer
 from tests.data.test_unknown_tokens import tokenizer_of
 from tests.models.test_vowel_signs import albert_folder  # noqa: F401, a fixture

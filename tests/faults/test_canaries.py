@@ -24,8 +24,7 @@ from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
-from indictune.models.load import load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer, load_trained
 from indictune.models.task_models import load_classifier, load_classifier_config
 from tests.conftest import FinishedRun
 from tests.faults.canaries import PICKLES, Canary, model_in

@@ -31,7 +31,7 @@ from indictune.hub.publish import published
 from indictune.models import builtin
 from indictune.models.adapters import base_of
 from indictune.models.atomic_folder import TOKENIZER_FILES, copy_model_files
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier, load_classifier_config
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
 from indictune.tasks.classification import SingleLabel

@@ -13,7 +13,7 @@ from indictune.files import write_yaml
 from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.builtin import sample_rows
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier
 
 LABELS = ["anger", "joy", "neutral"]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from indictune.config.arguments import ModelArguments
 from indictune.models.builtin import learn_vocabulary, learned_pieces
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import check_learned_vocabulary, with_vocabulary
 from tests.plans import codes
 from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train

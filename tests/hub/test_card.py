@@ -21,7 +21,7 @@ from indictune.hub.card_facts import CardFacts, card_facts_of
 from indictune.hub.public_text import escaped, fenced, without_folders
 from indictune.models import builtin
 from indictune.models.adapters import save_adapter_extras
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal, load_classifier
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from indictune.config.arguments import ModelArguments
 from indictune.hub.card import card_of
 from indictune.hub.card_facts import card_facts_of
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier
 from indictune.tasks.tokens import TokenClassification, TokenTags
 from tests.first_hour.saved_models import LABELS, saved_classifier

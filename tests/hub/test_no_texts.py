@@ -14,7 +14,7 @@ from indictune.data.chat.conversations import chat_sources, load_conversations
 from indictune.data.health.row_health import measure
 from indictune.data.load_rows import load_splits
 from indictune.errors import Problems
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import with_vocabulary
 from tests.data.test_unknown_tokens import tokenizer_of
 from tests.faults.hub import Hub

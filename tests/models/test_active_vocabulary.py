@@ -27,8 +27,7 @@ from indictune.models.active_vocabulary import (
     save_whole_vocabulary,
     used_ids,
 )
-from indictune.models.load import Model
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import Model, load_tokenizer
 from indictune.models.task_models import load_classifier
 from tests.models.tiny import CONFIGS, words_tokenizer
 from tests.refusals import refused

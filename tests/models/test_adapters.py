@@ -26,8 +26,7 @@ from transformers import (
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models.adapters import HEAD_NAMES, save_adapter_extras
-from indictune.models.load import load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer, load_trained
 from indictune.models.task_models import check_shapes, load_classifier, load_classifier_config
 from tests.models.tiny import CONFIGS, words_tokenizer
 from tests.refusals import refused

@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Generat
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models.adapters import nf4_config, save_adapter_extras
-from indictune.models.load import check_max_length, load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import check_max_length, load_tokenizer, load_trained
 from indictune.models.task_models import PACKED_MODELS, check_causal, check_packing, load_causal, load_causal_config
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused

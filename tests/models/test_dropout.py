@@ -12,9 +12,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from indictune.config.arguments import Method, ModelArguments
-from indictune.models.load import set_config_dropout, set_module_dropout
-from indictune.models.load_tokenizer import load_tokenizer
-from indictune.models.task_models import load_classifier
+from indictune.models.load import load_tokenizer
+from indictune.models.task_models import load_classifier, set_config_dropout, set_module_dropout
 from tests.models.tiny import CONFIGS
 
 FIELDS = {

@@ -25,8 +25,7 @@ from transformers import (
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models import builtin
-from indictune.models.load import check_max_length, load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import check_max_length, load_tokenizer, load_trained
 from indictune.models.task_models import class_names, label_order, load_classifier, load_classifier_config
 from tests.hub_layouts.decoders import gemma_3
 from tests.hub_layouts.shelf import write_files

@@ -17,8 +17,7 @@ from indictune.errors import Problem, UserError
 from indictune.files import json_or_nothing
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.config_shapes import meta_model
-from indictune.models.load import load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer, load_trained
 from indictune.models.task_models import check_shapes, load_classifier, load_classifier_config
 from indictune.models.trusted_files import load_problem
 from tests.models.tiny import words_tokenizer

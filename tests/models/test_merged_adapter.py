@@ -33,7 +33,7 @@ from indictune.commands.merge import MergeFlags, merge
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal, load_classifier
 from tests.models.tiny import SMALL, words_tokenizer
 from tests.ranks.launching import python, start

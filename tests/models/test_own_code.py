@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.load import load_config, load_trained, read_config
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_config, load_tokenizer, load_trained, read_config
 from indictune.models.own_code import runs_own_code
 from indictune.models.task_models import load_causal_config, load_classifier, load_classifier_config
 from tests.hub_layouts.decoders import gemma_3, indicbert_v3

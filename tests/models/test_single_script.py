@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from tests.hub_layouts.encoders import indicbert_v2
 from tests.hub_layouts.shelf import write_files
 

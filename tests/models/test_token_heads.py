@@ -27,8 +27,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.files import write_yaml
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.config_shapes import meta_model
-from indictune.models.load import load_config, load_trained, read_config
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_config, load_tokenizer, load_trained, read_config
 from indictune.models.task_models import load_classifier
 from tests.models.tiny import SMALL, WORDS, words_tokenizer
 

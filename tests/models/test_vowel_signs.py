@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AlbertConfig, AutoTokenizer, BertConfig, PreTrainedTokenizerFast
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.load_tokenizer import PROBES, load_tokenizer, lost_vowel_signs
+from indictune.models.load import PROBES, load_tokenizer, lost_vowel_signs
 
 
 @pytest.fixture

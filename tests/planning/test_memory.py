@@ -23,7 +23,7 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.models.adapters import add_lora
 from indictune.models.config_shapes import MetaModel, ParameterCounts, meta_model
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
 from indictune.planning.machine_failures import held_bytes
 from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens

@@ -16,8 +16,7 @@ from indictune.cli import main
 from indictune.config.arguments import ModelArguments
 from indictune.data.chat.chat_tokens import choose_template
 from indictune.models import builtin
-from indictune.models.load import load_trained
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer, load_trained
 from tests.data.chats import load_test_file, tokenise_chats
 from tests.ranks import reading
 from tests.ranks.conftest import starter

@@ -17,7 +17,7 @@ from transformers import BertConfig
 
 from indictune.config.recipe import read_recipe
 from indictune.data.load_rows import load_splits
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.chat import Answers
 from indictune.tasks.classification import Classification, ClassifiedRows, MultiLabel, Regression, SingleLabel

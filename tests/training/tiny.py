@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.models.load_tokenizer import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
 from indictune.training.chat_trainer import LlamaTrainer
 from tests.models.tiny import words_tokenizer

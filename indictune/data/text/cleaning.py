@@ -15,11 +15,17 @@ from contextlib import ExitStack, closing
 from functools import cached_property
 from html.entities import html5
 from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The placeholders that XLM-T and the cardiffnlp models were trained with.
 URL_PLACEHOLDER = "http"
@@ -217,3 +223,30 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     _serve()
+
+
+# Bengali, Gurmukhi, Gujarati, Oriya, Tamil, Telugu, Kannada and Malayalam: Unicode gives each a block that is laid
+# out as Devanagari's. AI4Bharat's programs write texts for the model by these offsets (indic-nlp-library 0.92,
+# `UnicodeIndicTransliterator`).
+_BLOCKS = (0x0980, 0x0A00, 0x0A80, 0x0B00, 0x0B80, 0x0C00, 0x0C80, 0x0D00)
+_DEVANAGARI, _LETTERS = 0x0900, 0x70
+
+
+def write_devanagari(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a fast tokenizer, and what is saved of it, write all Indic scripts in Devanagari before it splits a text."""
+    import sentencepiece  # which few models need
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+    from tokenizers import normalizers
+
+    pairs = [(block + letter, _DEVANAGARI + letter) for block in _BLOCKS for letter in range(_LETTERS)]
+    with TemporaryDirectory() as folder:
+        rules = Path(folder, "rules.tsv")
+        rules.write_text("".join(f"{old:X}\t{new:X}\n" for old, new in pairs), encoding="ascii")
+        sentencepiece.set_min_log_level(2)
+        made = sentencepiece.SentencePieceNormalizer(rule_tsv=str(rules), add_dummy_prefix=False)
+    proto = ModelProto()
+    proto.ParseFromString(made.serialized_model_proto())
+    steps = [normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
+    backend = cast(Any, tokenizer).backend_tokenizer
+    steps += [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence(steps)
