@@ -200,7 +200,7 @@ def _scheme(prefixes: Collection[str], begun: Mapping[str, int]) -> str:
 
 def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, Sentences]:
     """The splits of a run, with validation sentences that are held out of `train` if the plan asks for it."""
-    if (split := split_of(plan)) is None:
+    if (split := split_of(plan)) is None or "validation" in splits:
         return splits
     train = splits["train"]
     languages, words, tags = (train.table[name].to_pylist() for name in ("language", "words", "tags"))

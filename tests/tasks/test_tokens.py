@@ -119,11 +119,14 @@ def test_class_ids_of_a_dataset_become_the_names_that_it_declares(tmp_path: Path
     features = datasets.Features({words: datasets.List(datasets.Value("string")), tags: classes})
     (tmp_path / "set/data").mkdir(parents=True)
     for split, row in (("train", [1, 2, 0]), ("validation", [0, 0, 1])):
-        rows = datasets.Dataset.from_dict({words: [["Sita", "Rao", "आई"]], tags: [row]}, features)
+        count = 1 if split == "validation" else 30
+        texts = [["Sita", "Rao", "आई", *(["."] * number)] for number in range(count)]
+        rows = datasets.Dataset.from_dict({words: texts, tags: [row + [0] * n for n in range(count)]}, features)
         rows.to_parquet(tmp_path / f"set/data/{split}-00000-of-00001.parquet")
     found = rows_of("--dataset_name", str(tmp_path / "set"))
-    assert found.splits["train"].table["words"].to_pylist() == [["Sita", "Rao", "आई"]]
-    assert found.splits["train"].table["tags"].to_pylist() == [["B-PER", "I-PER", "O"]]
+    assert len(found.splits["train"]) == 30, "its own validation rows are not replaced"
+    assert found.splits["train"].table["words"][0].as_py() == ["Sita", "Rao", "आई"]
+    assert found.splits["train"].table["tags"][0].as_py() == ["B-PER", "I-PER", "O"]
     assert found.splits["validation"].table["tags"].to_pylist() == [["O", "O", "B-PER"]]
 
 
