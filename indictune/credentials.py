@@ -24,9 +24,9 @@ NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError
 
 
 def holds_token(text: str) -> bool:
-    """Whether a text holds a token: one of the Hub's form, the user's own, or a URL with a login."""
+    """Whether a text holds a token: one of the Hub's form, the user's own, or a URL with a login or a signature."""
     own = _own()
-    return any(kind.search(text) for kind in (_TOKEN, _LOGIN)) or (own is not None and own in text)
+    return any(kind.search(text) for kind in (_TOKEN, _LOGIN, _SIGNATURE)) or (own is not None and own in text)
 
 
 def without_tokens(text: str) -> str:

@@ -27,10 +27,17 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"  # of a checkpoint: what it holds, and nothing else may be there
 _OF_A_CHECKPOINT = (MANIFEST, "trainer_state.json")  # both: other programs have a manifest.json too
 
+PACKED = (".gz", ".zst")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _CLOSED = REFUSED | {errno.ENOTDIR, errno.EEXIST}
 _SOON_S = 1.0  # in which whoever only looks at a lock has released it
+
+
+def kind_of_file(path: str | Path) -> str:
+    """The extension that says how a file is read, in lower case: `.csv` of `a.csv.gz`."""
+    file = Path(path)
+    return Path(file.stem).suffix.lower() if file.suffix.lower() in PACKED else file.suffix.lower()
 
 
 def cache_folder() -> Path:

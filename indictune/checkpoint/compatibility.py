@@ -17,7 +17,7 @@ from datasets import Dataset
 from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
-from indictune.config.recipe import recorded_values
+from indictune.config.recipe import DATASET_FIELDS, recorded_values
 from indictune.credentials import NOT_YAML
 from indictune.data.batching import TrainingBatches
 from indictune.data.cache import content_digest
@@ -152,8 +152,8 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 def train_file_digests(values: Mapping[str, Any]) -> list[str]:
     """Of the files of training rows that a recipe names; empty if it names none, or one is not there."""
     try:
-        files = files_named(values["train_file"], "train")[1] if values.get("train_file") else ()
-        files += tuple(file for each in entries_of(values.get("train_files") or []) for file in each.files)
+        files = [*files_named(values["train_file"], "train")[1]] if values.get("train_file") else []
+        files += [file for each in entries_of(values.get("train_files") or []) for file in each.files]
     except UserError:
         return []
     return sorted(map(content_digest, files)) if all(map(os.path.isfile, files)) else []
@@ -168,7 +168,7 @@ def changes_of_finished(output_dir: Path, now: Mapping[str, Any]) -> str:
     before = settings_of(output_dir) | json_or_nothing(output_dir / FLAG_FILES)
     differing, is_now = changed_flags(before, now), train_file_digests(now)
     has_other_files = is_now != [] and before.get(TRAIN_ROWS, is_now) != is_now
-    if has_other_files or {"dataset_name", "dataset_config_name"} & differing.keys():
+    if has_other_files or {*DATASET_FIELDS} & differing.keys():
         raise UserError("finished-with-other-rows", "--output_dir", output_dir)
     differing.pop("train_file", None)  # the same rows elsewhere, or rows that are gone
     return f"It was trained with other settings: {_listed(differing)}." if differing else ""

@@ -95,11 +95,24 @@ class SourceArguments(BadRowArguments):
         "A dataset on the Hub, or one of this package: `builtin:tweets` (Hindi, Telugu, Tamil), `builtin:chats` "
         "(instructions and answers in these and in English) or `builtin:names` (sentences with tagged names).",
     )
-    dataset_config_name: str | None = flag(None, "Configuration of the Hub dataset.")
+    dataset_config_name: Files = flag(
+        None,
+        "Configuration of the dataset, or several, whose rows are read one after the other. One that names a language "
+        "(hi, translation-hi) is that of its rows.",
+        nargs="+",
+        action=OneOrMore,
+    )
+    dataset_revision: str | None = flag(None, "Branch, tag or commit of the dataset on the Hub. Default: main.")
+    dataset_splits: list[str] = flag(
+        [],
+        "Which parts of the dataset are train, validation and test, as `datasets` writes them: train=hi "
+        "'validation=validation[:90%]' test=hi+ta, or CONFIG/SPLIT. Default: the splits of these names.",
+    )
     train_file: Files = flag(
         None,
-        "Files of training rows: names, patterns such as 'data/*.csv', or a folder of `save_to_disk`. json, jsonl, "
-        "parquet and arrow; for a classifier csv, tsv, xlsx, ods and SentiMix's txt. Each may be packed: .gz or .zst.",
+        "Files of training rows: names, patterns such as 'data/*.csv' or 'data/{language}.csv', folders, and URLs "
+        "(https://, hf://datasets/, s3://). json, jsonl, parquet and arrow; for a classifier csv, tsv, xlsx, ods and "
+        "SentiMix's txt. Each may be packed: .gz or .zst.",
         nargs="+",
         action=OneOrMore,
     )
@@ -151,8 +164,14 @@ class SourceArguments(BadRowArguments):
             yield problem("no-training-rows", "--train_file")
         if not 0 <= self.language_sampling_alpha <= 1:
             yield problem("alpha-out-of-range", "--language_sampling_alpha", self.language_sampling_alpha)
-        if self.dataset_config_name is not None and self.dataset_name is None:
-            yield problem("dataset-config-without-name", "--dataset_config_name", self.dataset_config_name)
+        of_dataset = {"config_name": file_words(self.dataset_config_name), "revision": self.dataset_revision}
+        of_dataset["splits"] = file_words(self.dataset_splits)
+        for each, word in of_dataset.items():
+            if word and self.dataset_name is None:
+                yield problem("dataset-config-without-name", f"--dataset_{each}", word)
+            elif word and str(self.dataset_name).startswith("builtin:"):
+                other = f"--dataset_name {self.dataset_name}"
+                yield problem("no-effect", f"--dataset_{each}", word, "Leave it out.", other=other)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from indictune.config.shared_arguments import BadRowArguments
-from indictune.data.read.open_files import kind_of_file
 from indictune.errors import Problem, Problems, problem
+from indictune.files import kind_of_file
 
 REJECTED = "rejected.jsonl"
 

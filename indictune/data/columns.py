@@ -269,6 +269,18 @@ def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:
     return text
 
 
+def with_language(item: Any, language: str | None) -> Any:
+    """A batch, or a line and its record, with this language where a row has none."""
+    if language is None:
+        return item
+    if isinstance(item, pa.RecordBatch):
+        is_named = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(item["language"]), ""), False)
+        filled = pc.if_else(is_named, item["language"], language)
+        return item.set_column(item.schema.get_field_index("language"), "language", filled)
+    line, record = item
+    return item if record.get("language") else (line, {**record, "language": language})
+
+
 def shortened(name: str) -> str:
     """At most 30 characters for a message: without a header line, a tweet may stand for a column name."""
     return name if len(name) <= _MAX_SHOWN else name[: _MAX_SHOWN - 1] + "…"

@@ -42,9 +42,17 @@ _SCRIPT_OF_LETTER = {
     for first, last in ranges
     for code in range(first, last + 1)
 }
+# Codes of English and India's scheduled languages, as datasets have them; `bd` is Bodo in AI4Bharat's.
+_CODE = re.compile("as|bd|bho|bn|brx|doi|en|gom|gu|hi|kn|kok|ks|mai|ml|mni|mr|ne|or|pa|sa|sat|sd|ta|te|ur")
 NO_LETTERS = "no letters"
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
 _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
+
+
+def language_named(name: str) -> str | None:
+    """The language that a configuration or a split names: `hi` of `hi`, `translation-hi` and `iitp-mr.hi`."""
+    last = re.split(r"[-_.]", name)[-1].lower()
+    return last if _CODE.fullmatch(last) else None
 
 
 def language_of(text: str) -> str:

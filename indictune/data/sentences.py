@@ -23,12 +23,12 @@ from indictune.data.health.findings import Finding, shares_of_languages
 from indictune.data.labels import with_counts
 from indictune.data.languages import language_of
 from indictune.data.read.conll import TAGS, WORDS, column_key, conll_sentences
-from indictune.data.read.open_files import kind_of_file
 from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
 from indictune.data.read.row_sources import Read, Source, SplitRows
 from indictune.data.row_choice import split_of
 from indictune.data.text.tokenisation import check_lengths
 from indictune.errors import Problems, UserError, attributed_to, problem
+from indictune.files import kind_of_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

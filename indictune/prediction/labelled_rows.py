@@ -23,10 +23,11 @@ from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.read.conll import holds_tweets
-from indictune.data.read.open_files import decoded, kind_of_file, lines_of_old_macs, opened
+from indictune.data.read.open_files import decoded, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
 from indictune.errors import Problems, UserError, attributed_to
+from indictune.files import kind_of_file
 from indictune.prediction.served_classifier import Classifier, Reading, check_pairs, served_model
 
 _FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")

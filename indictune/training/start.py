@@ -24,13 +24,14 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import compatibility, resume, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.command_line import PARITY_TRACE
+from indictune.config.command_line import DECIDED, PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
+from indictune.data.read.hub_datasets import commit_read
 from indictune.distributed import collectives, process_group, sharding, strategy, zero
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
@@ -324,6 +325,9 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
     if not args.should_save:
         return
     whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
+    name, revision = map(plan.configuration.get, ("dataset_name", "dataset_revision"))
+    if name and (commit := commit_read(name, revision)):
+        whole[DECIDED] = whole.get(DECIDED, {}) | {"dataset_commit": commit}
     (plan.output_dir / METRICS).unlink(missing_ok=True)
     if point.checkpoint is not None:
         whole |= compatibility.kept_settings(point.checkpoint)

@@ -429,7 +429,7 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
         "validation_split",
         "label_column",
         "dataset_name",
-        "dataset_config_name",
+        *("dataset_config_name", "dataset_revision", "dataset_splits"),  # tests/data/test_dataset_parts.py
         "max_length",
         *("train_files", "language_sampling_alpha", "long_text"),  # tests/first_hour
         "text_pair_column",  # tests/data/test_pairs.py

@@ -17,7 +17,7 @@ from indictune.data import cache as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.chat import conversations
 from indictune.data.chat.conversations import Conversations
-from indictune.data.read import read_files, row_sources
+from indictune.data.read import hub_datasets, read_files
 from tests.data.chats import load, load_test_file
 from tests.problems import problems_raised
 
@@ -313,7 +313,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(row_sources, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -340,7 +340,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    records = row_sources.HubSplit(rows).records(BadRows("validation"))
+    records = hub_datasets.HubSplit(rows).records(BadRows("validation"))
     assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 

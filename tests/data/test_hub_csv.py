@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from indictune.config.arguments import DataArguments
@@ -99,21 +97,6 @@ def test_csv_files_in_a_way_of_their_own_are_refused_with_the_way_out(folder: Pa
     (folder / "train.csv").write_text("text,label\na,x\nb,y\n")
     (problem,) = problems_of()
     assert problem in ("--dataset_name set dataset-settings", "--dataset_name set dataset-file-kind")
-
-
-@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
-def test_what_the_library_has_kept_of_files_is_refused_without_the_network(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    content = {"train.csv": "text,label\na,x\nb,y\n", "train.jsonl": '{"text": "a", "label": "x"}\n'}
-    (folder / name).write_text(content[name])
-    datasets.load_dataset("set")
-    (kept,) = Path("cache/set").rglob("set-train.arrow")
-    kept.rename(kept.with_name("tweets-train.arrow"))
-    os.rename("cache/set", "cache/me___tweets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    found = problems_raised(lambda: load_splits(DataArguments(dataset_name="me/tweets")))
-    assert found == ["--dataset_name me/tweets dataset-converted"]
 
 
 def test_conversations_in_csv_files_are_refused(folder: Path) -> None:

@@ -18,7 +18,7 @@ from indictune.data.cache import StoredRows
 from indictune.data.chat.conversations import chat_sources as chat_sources_of
 from indictune.data.columns import Wanted
 from indictune.data.load_rows import load_splits
-from indictune.data.read import row_sources
+from indictune.data.read import hub_datasets
 from indictune.data.read.read_files import SplitFiles, read_records
 from indictune.data.read.row_sources import text_sources
 from indictune.data.row_choice import Splits
@@ -49,7 +49,7 @@ def rows_of(splits: Splits[StoredRows]) -> list[tuple[str, str]]:
 
 
 def json_files() -> SplitFiles:
-    files = row_sources.load_hub_dataset("set", None)["train"]
+    files = hub_datasets.load_hub_dataset("set", None)["train"]
     assert isinstance(files, SplitFiles)
     return files
 
@@ -272,7 +272,7 @@ def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
         table = table.replace_schema_metadata(features.arrow_schema.metadata)
     pq.write_table(table, folder / "train.parquet")
     assert problems_of() == ["--dataset_name set set/train row 3 class-undeclared"]
-    (rows,) = row_sources.load_hub_dataset("set", None).values()
+    (rows,) = hub_datasets.load_hub_dataset("set", None).values()
     (batch,) = rows.batches(Wanted(COLUMNS, {}), quarantine)
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},

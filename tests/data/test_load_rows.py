@@ -20,7 +20,7 @@ from indictune.data.cache import StoredRows
 from indictune.data.columns import Wanted
 from indictune.data.health.findings import Finding
 from indictune.data.load_rows import load_splits, load_test_rows
-from indictune.data.read import read_files, row_sources
+from indictune.data.read import hub_datasets, read_files, row_sources
 from indictune.data.read.row_sources import text_sources
 from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
@@ -336,7 +336,7 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     import datasets
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(row_sources, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_datasets, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
@@ -397,23 +397,9 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
-    split = row_sources.HubSplit(rows)
+    split = hub_datasets.HubSplit(rows)
     batches = split.batches(Wanted({"text": "text", "label": "label"}, {}), BadRows("validation"))
     assert problems_raised(lambda: next(batches)) == ["validation no-rows"]
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [("DatasetNotFoundError", "dataset-missing"), ("ValueError", "dataset-unreadable")],
-)
-def test_what_the_hub_says_becomes_one_sentence(monkeypatch: pytest.MonkeyPatch, error: str, code: str) -> None:
-    import datasets
-
-    def refuse(*_: object) -> None:
-        raise getattr(datasets.exceptions, error, ValueError)("Config name is missing.\nPlease pick one")
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
-    assert problems_of(dataset_name="someone/tweets") == [f"--dataset_name someone/tweets {code}"]
 
 
 _SENTIMENT = Path(__file__).parents[3] / "shared" / "data" / "sentiment"

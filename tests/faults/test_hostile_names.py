@@ -25,7 +25,7 @@ from indictune.checkpoint.store import MANIFEST, FileDigest
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.console_text import printable, table
 from indictune.data.load_rows import load_splits
-from indictune.data.read import row_sources
+from indictune.data.read import hub_datasets
 from indictune.errors import UserError
 from indictune.hub.publish import published
 from indictune.models import builtin
@@ -285,9 +285,9 @@ class TestADataset:
         ],
     )
     def test_on_the_hub_that_names_files_elsewhere_is_refused(self, file: str) -> None:
-        row_sources._check_files("me/tweets", {"train": ["hf://datasets/me/tweets@0f/data/t.csv"]})
+        hub_datasets._check_files("me/tweets", {"train": ["hf://datasets/me/tweets@0f/data/t.csv"]})
         with pytest.raises(UserError, match="outside the dataset"):
-            row_sources._check_files("me/tweets", {"train": [file]})
+            hub_datasets._check_files("me/tweets", {"train": [file]})
 
 
 class TestAnAdapter:

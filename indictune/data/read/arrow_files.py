@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import smaller_batches, with_column
 from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, shortened, text_batches
-from indictune.data.read.open_files import PACKED, kind_of_file, opened
+from indictune.data.read.open_files import opened
 from indictune.errors import UserError
+from indictune.files import PACKED, kind_of_file
 
 _MAX_LISTED = 20
 

@@ -15,8 +15,9 @@ from itertools import groupby
 from indictune.config.shared_arguments import TagArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import Wanted, existing_columns, shortened
-from indictune.data.read.open_files import decoded_lines, kind_of_file
+from indictune.data.read.open_files import decoded_lines
 from indictune.errors import UserError
+from indictune.files import kind_of_file
 
 Sentence = tuple[int, list[str], list[str]]
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, shortened, usual_columns
-from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
+from indictune.data.read.open_files import decoded_lines, opened
 from indictune.errors import UserError
+from indictune.files import kind_of_file
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _CHARACTERS = {",": ",", ";": ";", "tab": "\t", "|": "|"}  # of `--delimiter`

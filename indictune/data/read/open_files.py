@@ -1,34 +1,37 @@
-"""Find data files by name, pattern or folder, open them, unpacked if need be, and decode their lines."""
+"""Find data files by name, pattern, folder or URL, open them, unpacked if need be, and decode their lines."""
 
 from __future__ import annotations
 
 import codecs
+import functools
 import glob
 import gzip
+import hashlib
 import io
 import json
+import logging
 import os
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from indictune.credentials import without_tokens
+from indictune.data.cache import build_once
 from indictune.errors import UserError
+from indictune.files import PACKED, cache_folder, json_or_nothing, kept_in, kind_of_file, write_json
 
-PACKED = (".gz", ".zst")
+logger = logging.getLogger(__name__)
+
 _BUFFER_BYTES = 1 << 20
 # A file may unpack to this, or to so many times its size: texts do not compress further, bombs do.
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_RATIO = 100
-
-
-def kind_of_file(path: str | Path) -> str:
-    """The extension that says how a file is read, in lower case: `.csv` of `a.csv.gz`."""
-    file = Path(path)
-    return Path(file.stem).suffix.lower() if file.suffix.lower() in PACKED else file.suffix.lower()
 
 
 def opened(path: str) -> BinaryIO:
@@ -103,19 +106,27 @@ def decoded(line: bytes, number: int) -> tuple[str, str]:
 
 # `save_to_disk` of `datasets` writes them to the folder of a split, and to that of several splits.
 _OF_SPLIT, _OF_SPLITS = "state.json", "dataset_dict.json"
+_IN_FOLDERS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+_OF_A_SPLIT = re.compile(r"(?<![a-z])(train|valid|validation|val|dev|test|eval)(?![a-z])")
+_URL = re.compile("(https?|hf|s3)://")
+LANGUAGE = "{language}"  # in a path: the place of a language's code
 
 
-def files_named(named: str | Sequence[str], split: str) -> tuple[str, tuple[str, ...]]:
-    """A short name for the files, as messages have it, and each file once.
+def files_named(named: str | Sequence[str], split: str) -> tuple[str, dict[str, str | None]]:
+    """A short name for the files, as messages have it, and each file once, with the language in its name or None.
 
-    `named` are files, patterns such as `data/*.csv`, and folders that `save_to_disk` wrote, of which `split` is taken.
-    Raises `UserError` if no file has a pattern, or a folder is no saved dataset. Reading reports a missing file.
+    `named` are files, patterns such as `data/*.csv` and `data/{language}.csv`, folders of files of one kind, folders
+    that `save_to_disk` wrote, of which `split` is taken, and URLs of all these, whose files are fetched.
+
+    Raises `UserError` if no file has a pattern, a folder may hold several splits, or a URL cannot be fetched. Reading
+    reports a missing file.
     """
     names = [named] if isinstance(named, str) else list(named)
-    files = tuple(dict.fromkeys(file for name in names for file in _files(name, split)))
-    if len(names) == 1:
-        return (files[0] if len(files) == 1 and not Path(names[0]).is_dir() else names[0]), files
-    return f"{names[0]} and {len(names) - 1} more", files
+    files = {file: language for name in names for file, language in _files(name, split).items()}
+    if len(names) > 1:
+        return f"{names[0]} and {len(names) - 1} more", files
+    is_named = len(files) != 1 or Path(names[0]).is_dir() or _URL.match(names[0])
+    return (names[0] if is_named else next(iter(files))), files
 
 
 def saved_splits(folder: str) -> dict[str, tuple[str, ...]] | None:
@@ -128,20 +139,125 @@ def saved_splits(folder: str) -> dict[str, tuple[str, ...]] | None:
     return None
 
 
-def _files(name: str, split: str) -> Sequence[str]:
+def _files(name: str, split: str) -> Mapping[str, str | None]:
+    if _URL.match(name):
+        copies = _fetched(name)
+        matching = _matching(name, copies) if _is_pattern(name) else dict.fromkeys(copies)
+        return {copies[file]: language for file, language in matching.items()}
     if Path(name).is_dir():
         in_folder = saved_splits(name)
         if in_folder is None:
-            raise UserError("folder-not-saved", value=name)
+            return dict.fromkeys(_of_one_kind(name, [str(file) for file in Path(name).iterdir()]))
         wanted = "train" if (Path(name) / _OF_SPLIT).is_file() else split
         if wanted not in in_folder:
             raise UserError("saved-split-missing", value=name, split=split, splits=", ".join(in_folder))
-        return in_folder[wanted]
-    if Path(name).exists() or not glob.has_magic(name):
-        return [name]
-    if found := sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file()):
-        return found
-    raise UserError("no-files-match", value=name)
+        return dict.fromkeys(in_folder[wanted])
+    if Path(name).exists() or not _is_pattern(name):
+        return {name: None}
+    found = glob.glob(name.replace(LANGUAGE, "*"), recursive=True)
+    return _matching(name, [file for file in found if Path(file).is_file()])
+
+
+def _is_pattern(name: str) -> bool:
+    """Whether a name means files that are listed; web servers list none."""
+    return not name.startswith("http") and (glob.has_magic(name) or LANGUAGE in name)
+
+
+def _matching(pattern: str, files: Iterable[str]) -> dict[str, str | None]:
+    """The files that were found for a pattern, sorted, and the language of each; others than `{language}` means go."""
+    found: dict[str, str | None] = dict.fromkeys(sorted(files))
+    if LANGUAGE in pattern:
+        end = re.split(r"/(?=[^/]*[*?{])", "/" + pattern, maxsplit=1)[-1]  # from the first folder with a sign
+        signs = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]", LANGUAGE: "(?P<language>[a-z]{2,3})"}
+        parts = re.split("(" + "|".join(map(re.escape, signs)) + ")", end)
+        whole = re.compile("(?:.*/)?" + "".join(signs.get(part, re.escape(part)) for part in parts))
+        found = {file: match["language"] for file in found if (match := whole.fullmatch(file))}
+    if not found:
+        raise UserError("no-files-match", value=pattern)
+    return found
+
+
+def _of_one_kind(folder: str, files: Iterable[str]) -> list[str]:
+    """The data files of a folder, sorted; a `UserError` if there are none, or they may not be read together."""
+    found = sorted(file for file in files if kind_of_file(file) in _IN_FOLDERS and Path(file).name[0] not in "._")
+    of_splits = [file for file in found if _OF_A_SPLIT.search(Path(file).stem.lower())]
+    if len({kind_of_file(file) for file in found}) != 1 or (of_splits and found[1:]):
+        raise UserError("folder-not-saved", value=folder)
+    return found
+
+
+@functools.cache
+def _fetched(url: str) -> Mapping[str, str]:
+    """The files that a URL means -> their copies. A process asks once, so that all its rows are of one state."""
+    from huggingface_hub import constants
+
+    listing = cache_folder() / "downloads" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
+    if url.startswith("hf://") and constants.is_offline_mode():
+        versions = json_or_nothing(listing)
+        if not versions:
+            raise UserError("url-not-fetched", value=url)
+        return {file: _copy(None, file, version) for file, version in versions.items()}
+    try:
+        disk, files = _found_by_url(url)
+        versions = {file: _version(file, disk.info(file)) for file in files}
+        copies = {file: _copy(disk, file, version) for file, version in versions.items()}
+    except ImportError as error:
+        raise UserError("url-needs-package", value=url) from error
+    except UserError:
+        raise
+    except Exception as error:  # of aiohttp, botocore and huggingface_hub
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        # fsspec (2026.9) raises FileNotFoundError for an unreachable server too.
+        if isinstance(cause, FileNotFoundError) or str(cause).startswith("404"):
+            raise UserError("no-such-file", value=url) from error
+        reason = without_tokens(" ".join(str(cause).split()) or type(cause).__name__)
+        raise UserError("url-unreadable", value=url, reason=reason) from error
+    with kept_in(listing.parent, "The list of files"):
+        write_json(listing, versions)
+    return copies
+
+
+def _found_by_url(url: str) -> tuple[Any, Sequence[str]]:
+    """The file system of fsspec that has the files of a URL, and their names there."""
+    import fsspec
+
+    if url.startswith("http"):
+        import aiohttp
+
+        patience = aiohttp.ClientTimeout(
+            total=None, sock_connect=30, sock_read=60
+        )  # by default a download has 5 minutes
+        disk, path = fsspec.core.url_to_fs(url, client_kwargs={"timeout": patience})
+        return disk, [path]
+    disk, path = fsspec.core.url_to_fs(url.replace(LANGUAGE, "*"))
+    if _is_pattern(url):
+        return disk, [file for file in disk.glob(path) if disk.isfile(file)]
+    return disk, [path] if disk.isfile(path) else _of_one_kind(url, disk.ls(path, detail=False))
+
+
+def _version(url: str, about: Mapping[str, Any]) -> str:
+    """What changes when the content of a file does: its ETag, the hash that the Hub has of it, or its date."""
+    for name in ("ETag", "blob_id", "LastModified", "Last-Modified"):
+        if about.get(name):
+            return str(about[name])
+    raise UserError("url-without-version", value=url)
+
+
+def _copy(disk: Any, file: str, version: str) -> str:
+    """The path of the copy of a file at a version, which is fetched if it is not there; whole or not at all."""
+    name = Path(urlsplit(file).path).name
+
+    def make(folder: Path) -> None:
+        if disk is None:
+            raise UserError("url-not-fetched", value=file)
+        logger.info("Fetching %s", file)
+        disk.get_file(file, str(folder / name))
+        disk.invalidate_cache()
+        about = disk.info(file)
+        if _version(file, about) != version or about.get("size") not in (None, (folder / name).stat().st_size):
+            raise UserError("url-changed", value=file)
+
+    return str(build_once("download", [file, version], f"The copy of {file}", make) / name)
 
 
 def _saved_files(folder: Path) -> tuple[str, ...]:

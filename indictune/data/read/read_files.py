@@ -22,9 +22,10 @@ from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.conll import TWEETS, holds_tweets, tweet_rows
 from indictune.data.read.delimited import DELIMITERS, delimited_rows
-from indictune.data.read.open_files import decoded_lines, kind_of_file, opened
+from indictune.data.read.open_files import decoded_lines, opened
 from indictune.data.read.sheets import SHEET_EXTENSIONS, sheet_rows
 from indictune.errors import Problems, UserError, problem
+from indictune.files import kind_of_file
 
 _LIST = re.compile(r'\s*(?:\{(?:[^\[]*,)?\s*"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end

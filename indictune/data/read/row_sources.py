@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
-from itertools import chain, islice
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,30 +21,19 @@ from indictune.config.arguments import DataArguments, SourceArguments
 from indictune.config.shared_arguments import TextArguments
 from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.cache import with_column
-from indictune.data.columns import (
-    Wanted,
-    check_schema,
-    existing_columns,
-    numbered_rows,
-    shortened,
-    text_batches,
-    wanted_columns,
-    with_labels_of_columns,
-)
+from indictune.data.columns import shortened, wanted_columns, with_labels_of_columns, with_language
 from indictune.data.labels import MULTI_LABEL, look_like_lists
-from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
-from indictune.data.read.delimited import DELIMITERS
-from indictune.data.read.open_files import files_named, saved_splits
-from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles, holds_lists
-from indictune.errors import Problems, UserError, attributed_to
-from indictune.upstream import digest_of_split
-
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetBuilder, Features
+from indictune.data.languages import language_named
+from indictune.data.read.hub_datasets import HubSplit, load_hub_dataset
+from indictune.data.read.open_files import files_named
+from indictune.data.read.read_files import SplitFiles, holds_lists
+from indictune.errors import Problems, UserError, attributed_to, problem
 
 logger = logging.getLogger(__name__)
 
 FLAG = "--train_files"
+
+SPLITS = ("train", "validation", "test")
 
 Item = TypeVar("Item")
 
@@ -59,7 +49,7 @@ class TrainFiles:
     path: str
     weight: float = 1.0
     language: str | None = None
-    files: tuple[str, ...] = ()
+    files: Mapping[str, str | None] = field(default_factory=dict)  # with the languages that stand in their names
 
 
 def entries_of(words: Sequence[str]) -> tuple[TrainFiles, ...]:
@@ -98,171 +88,21 @@ def entry_numbers(lines: pa.ChunkedArray, entries: Sequence[TrainFiles]) -> np.n
 
 
 def _with_languages(
-    items: Callable[[BadRows], Iterator[Item]], entries: Sequence[TrainFiles]
+    items: Callable[[BadRows], Iterator[Item]], languages: Sequence[str | None]
 ) -> Callable[[BadRows], Iterator[Item]]:
-    """The same reader; rows without a language get that of their entry."""
-    languages = [entry.language for entry in entries for _ in entry.files]
+    """The same reader; rows without a language get that of their file. A batch is of one file."""
 
     def read(bad: BadRows) -> Iterator[Item]:
         for item in items(bad):
-            yield cast(Item, _filled(item, languages))
+            line = item["line"][0].as_py() if isinstance(item, pa.RecordBatch) else cast(Any, item)[0]
+            yield cast(Item, with_language(item, languages[max(line // LINES_PER_FILE - 1, 0)]))
 
     return read if any(languages) else items
 
 
-def _filled(item: Any, languages: Sequence[str | None]) -> Any:
-    """A batch, or a line and its record, with the languages of the files where it has none."""
-    if isinstance(item, pa.RecordBatch):
-        files = np.maximum(item["line"].to_numpy() // LINES_PER_FILE - 1, 0)
-        given, of_entry = item["language"], pa.array(languages, pa.string()).take(pa.array(files))
-        is_named = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(given), ""), False)
-        return with_column(item, "language", pc.if_else(is_named, given, of_entry))
-    line, record = item
-    language = languages[max(line // LINES_PER_FILE - 1, 0)]
-    return item if record.get("language") or language is None else (line, {**record, "language": language})
-
-
-_DATASET = "--dataset_name"
-_EXTENSIONS = {"csv": (".csv", ".tsv"), "json": (".json", ".jsonl", ".ndjson")}  # by the builder's name
-# Settings of `datasets` that change no value.
-_HARMLESS = ("name", "version", "description", "data_dir", "data_files", "features", "sep", "chunksize")
-
-
-@dataclass(frozen=True)
-class HubSplit:
-    """A split that `datasets` reads; the same as `SplitFiles` in all that is public."""
-
-    rows: Dataset
-    files: tuple[str, ...] = ()
-
-    @property
-    def split(self) -> str:
-        """Its name in the dataset."""
-        return str(self.rows.split)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the content."""
-        return digest_of_split(self.rows)
-
-    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
-        """The rows in the form of `read_batches`; class ids become the names that the dataset declares.
-
-        Raises `UserError` if there are no rows, or a column is missing or holds neither text, numbers nor booleans.
-        """
-        present = existing_columns(self.split, self.rows.column_names, wanted)
-        stored = _arrow_batches(self.rows.select_columns(list(dict.fromkeys(present.values()))))
-        texts = text_batches(stored, present, wanted, self.split)
-        return with_class_names(texts, wanted.roles, _declared(self.rows.features), self.split, bad)
-
-    def records(self, bad: BadRows) -> Iterator[Record]:
-        """The rows in the form of `read_records`; class ids become names, in lists too."""
-        schema = self.rows.features.arrow_schema
-        check_schema(self.split, schema)
-        with arrow_errors(self.split):
-            yield from named_records(numbered_rows(_arrow_batches(self.rows)), schema)
-
-
-SplitRows = SplitFiles | HubSplit
-
-
-def load_hub_dataset(name: str, config: str | None, is_read: bool = True) -> Mapping[str, SplitRows]:
-    """The splits of a dataset by name or folder, from the cache if it is there.
-
-    Without `is_read`, it only checks that the dataset exists: nothing is downloaded, no splits are returned.
-
-    Raises:
-        UserError: there is no such dataset, the network does not reach it, or it has no training rows.
-    """
-    import datasets
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if saved := saved_splits(name):
-        return _with_train(name, {split: SplitFiles(files, split) for split, files in saved.items()})
-    try:
-        builder = datasets.load_dataset_builder(name, config)
-        _check_files(name, builder.config.data_files or {})
-        if not is_read:
-            return {}
-        of_files = builder.name in _EXTENSIONS
-        if of_files:
-            found = _splits_of_files(builder, name)
-        else:
-            found = {str(split): HubSplit(rows) for split, rows in datasets.load_dataset(name, config).items()}
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise UserError("dataset-missing", _DATASET, name) from error
-    except (ConnectionError, HfHubHTTPError) as error:
-        raise UserError("dataset-unreachable", _DATASET, name) from error
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        cause = error.__cause__ or error  # of "An error occurred while generating the dataset"
-        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        raise UserError("dataset-unreadable", _DATASET, name, reason=reason) from error
-    _with_train(name, found)
-    if not of_files and builder.info.builder_name in _EXTENSIONS:
-        raise UserError("dataset-converted", _DATASET, name, kind=builder.info.builder_name)
-    return found
-
-
-def _with_train(name: str, splits: dict[str, SplitRows]) -> dict[str, SplitRows]:
-    """The splits, if they have training rows."""
-    if "train" not in splits:
-        raise UserError("train-split-missing", _DATASET, name, splits=", ".join(map(str, splits)))
-    return splits
-
-
-def _splits_of_files(builder: DatasetBuilder, name: str) -> dict[str, SplitRows]:
-    """The splits of a dataset of csv or json files, downloaded unless they are on this machine.
-
-    Raises `UserError` for files of another kind, or settings in its README.md that change what they hold.
-    """
-    import datasets
-
-    kind, config = builder.name, builder.config
-    plain, names = type(config)(), [each.name for each in fields(config) if each.name not in _HARMLESS]
-    if changed := sorted(each for each in names if getattr(config, each) != getattr(plain, each)):
-        raise UserError("dataset-settings", _DATASET, name, settings=", ".join(changed), kind=kind)
-    for file in (file for of_split in config.data_files.values() for file in of_split):
-        extension = Path(file).suffix.lower()
-        if extension not in _EXTENSIONS[kind] or (kind == "csv" and DELIMITERS[extension] != config.sep):
-            raise UserError("dataset-file-kind", _DATASET, name, file=file, expected=", ".join(_EXTENSIONS[kind]))
-    declared = _declared(builder.info.features or {})
-    files = datasets.DownloadManager().download(config.data_files)
-    return {str(split): SplitFiles(tuple(of_split), str(split), declared) for split, of_split in files.items()}
-
-
-def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    import datasets
-
-    return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-
-
-def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a dataset whose README.md names files outside it. `datasets` 5 reads them, wherever they are.
-
-    The files of each split are paths, or `hf://datasets/OWNER/NAME@COMMIT/PATH`.
-    """
-    folder = Path(name).resolve()
-    named = dict.fromkeys(chain.from_iterable(files.values()))
-    if folder.is_dir():
-        outside = [file for file in named if not Path(file).resolve().is_relative_to(folder)]
-    else:
-        begin = f"hf://datasets/{name}@"
-        outside = [file for file in named if not file.startswith(begin) or ".." in PurePosixPath(file).parts]
-    if outside:
-        raise UserError("dataset-files-outside", _DATASET, name, files=", ".join(map(repr, outside[:3])))
-
-
-def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
-    if not len(rows):
-        raise UserError("no-rows", value=rows.split)
-    for table in rows.with_format("arrow").iter(CHUNK_ROWS):
-        yield from table.combine_chunks().to_batches()
-
-
 # Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.
 BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats", "builtin:names": "samples/names"}
-SPLITS = ("train", "validation", "test")
-
+SplitRows = SplitFiles | HubSplit
 Read = Callable[[SplitRows, BadRows], Iterator[Item]]
 
 
@@ -309,7 +149,7 @@ def gives_lists_of_labels(args: DataArguments) -> bool:
         named = args.train_file or [file for each in entries_of(args.train_files) for file in each.files]
         if not named:
             return False
-        if holds_lists(files_named(named, "train")[1][0], args.label_column):
+        if holds_lists(next(iter(files_named(named, "train")[1])), args.label_column):
             return True
         source = file_source(named, "--train_file", text_reader(args, None), "train")
         first = next(source.read(BadRows(source.name)), None)
@@ -335,13 +175,7 @@ def sources_by_split(
         with problems.collecting():
             if name.startswith("builtin:"):
                 raise UserError("no-such-name", "--dataset_name", name, kind="built-in dataset", known=builtin)
-            found = load_hub_dataset(name, args.dataset_config_name, is_read=not problems)
-            if unused := [shortened(split) for split in found if split not in SPLITS]:
-                logger.warning("%s: ignoring its rows of %s.", origin, ", ".join(unused))
-            for split in (split for split in SPLITS if split in found):
-                rows, is_test = found[split], split == "test"
-                shown = rows.files[0] if len(rows.files) == 1 else f"{name}/{split}"
-                sources[split] = Source(shown, origin, partial(read, rows), rows.fingerprint, is_test)
+            sources = _of_dataset(args, read, is_read=not problems)
     if args.train_files:
         with problems.collecting():
             sources["train"] = _weighted_source(args.train_files, read)
@@ -350,6 +184,126 @@ def sources_by_split(
             with problems.collecting():
                 sources[split] = file_source(named, f"--{split}_file", read, split)
     return sources
+
+
+_PART = re.compile(
+    r"(?:(?P<config>[^/+\[\]]+)/)?(?P<split>[^/+\[\]:]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?"
+)
+_ALL = 1 << 62  # more rows than any split has
+
+
+@dataclass(frozen=True)
+class SplitPart:
+    """What a run takes of a split: `hi`, `train[:90%]` or `CONFIG/train[100:]`, as `datasets` writes them.
+
+    `start` and `stop` are numbers of rows, or shares such as `90%`; negative ones count from the end.
+    """
+
+    split: str
+    config: str | None = None
+    start: str | None = None
+    stop: str | None = None
+
+    def bounds(self, count: Callable[[], int]) -> tuple[int, int]:
+        """The first row, and the one after the last, of a split of `count` rows; shares are rounded."""
+        first, end = self.start or "0", self.stop or str(_ALL)
+        rows = count() if re.search("[-%]", first + end) else _ALL
+        numbers = [round(int(each[:-1]) * rows / 100) if each.endswith("%") else int(each) for each in (first, end)]
+        begin, stop = (min(max(each + rows if each < 0 else each, 0), rows) for each in numbers)
+        return begin, stop
+
+
+def parts_named(words: Sequence[str]) -> dict[str, list[SplitPart]]:
+    """Split of the run -> parts, of words such as `validation=hi[:10%]+te`; `UserError` for every other word."""
+    problems, found = Problems(), dict[str, list[SplitPart]]()
+    for word in words:
+        split, _, parts = word.partition("=")
+        matches = [_PART.fullmatch(each.strip()) for each in parts.split("+")]
+        with problems.collecting():
+            if split not in SPLITS or split in found or None in matches:
+                raise UserError("dataset-splits-form", "--dataset_splits", word)
+            found[split] = [SplitPart(**match.groupdict()) for match in matches if match is not None]
+    problems.raise_any()
+    return found
+
+
+def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[str, Source[Item]]:
+    """The sources of `--dataset_name`, as its flags name configurations and parts; none without `is_read`."""
+    named, parts, problems = args.dataset_config_name, parts_named(args.dataset_splits), Problems()
+    own = [part.config for of_split in parts.values() for part in of_split if part.config is not None]
+    words: list[str | None] = [*named] if isinstance(named, list) else [named]
+    name, revision = str(args.dataset_name), args.dataset_revision
+    found = {each: load_hub_dataset(name, each, revision, is_read) for each in dict.fromkeys([*words, *own])}
+    sources, used = dict[str, Source[Item]](), set[tuple[str | None, str]]()
+    for split in SPLITS if is_read else ():
+        taken, lacking = list[_Taken](), list[str]()
+        for part in parts.get(split, [SplitPart(split)]):
+            for config in words if part.config is None else [part.config]:
+                shown, splits = "/".join(filter(None, (name, config, part.split))), ", ".join(found[config])
+                if part.split in found[config]:
+                    language = language_named(config or "") or language_named(part.split)
+                    taken.append((found[config][part.split], part, shown, language))
+                    used.add((config, part.split))
+                elif split in parts:
+                    problems.append(problem("dataset-split-missing", "--dataset_splits", shown, splits=splits))
+                elif split == "train":
+                    example = next(iter(found[config]), "NAME")
+                    problems.append(
+                        problem("train-split-missing", "--dataset_name", name, splits=splits, example=example)
+                    )
+                else:
+                    lacking.append(str(config))
+        if taken and lacking:
+            logger.warning("--dataset_name %s: no %s rows in %s.", name, split, ", ".join(lacking))
+        sources |= {split: _of_parts(name, split, taken, read)} if taken else {}
+    problems.raise_any()
+    unused = {split: None for config in words for split in found[config] if (config, split) not in used}
+    if unused and is_read:
+        logger.warning("--dataset_name %s: ignoring its rows of %s.", name, ", ".join(map(shortened, unused)))
+    return sources
+
+
+# The split of a part, the part, its name in messages, and the language of its rows that have none, if it is known.
+_Taken = tuple[SplitRows, SplitPart, str, str | None]
+
+
+def _of_parts(name: str, split: str, taken: Sequence[_Taken], read: Read[Item]) -> Source[Item]:
+    rows, part, _, language = taken[0]
+    origin, is_own_test = f"--dataset_name {name}", all(each.split == split == "test" for each, *_ in taken)
+    if len(taken) == 1 and part in (SplitPart(part.split), SplitPart(part.split, part.config)) and language is None:
+        shown = rows.files[0] if len(rows.files) == 1 else f"{name}/{part.split}"
+        return Source(shown, origin, partial(read, rows), rows.fingerprint, is_own_test)
+    fingerprint = repr([(rows.fingerprint, *rest) for rows, *rest in taken])
+    return Source(f"{name}/{split}", origin, partial(_joined, read, taken), fingerprint, is_own_test)
+
+
+def _joined(read: Read[Item], taken: Sequence[_Taken], bad: BadRows) -> Iterator[Item]:
+    """The rows of all parts, one part after the other."""
+    for rows, part, name, language in taken:
+        first, end = part.bounds(partial(_count, read, rows))
+        bad.files += [] if rows.files[1:] else [*rows.files, name][:1]  # several files name themselves
+        offset, row = 0 if rows.files else len(bad.files) * LINES_PER_FILE, 0
+        for item in read(rows, bad):
+            length = _length(item)
+            if first < row + length and row < end:
+                yield with_language(_moved(item, max(first - row, 0), end - row, offset), language)
+            row += length
+
+
+def _count(read: Read[Any], rows: SplitRows) -> int:
+    return sum(map(_length, read(rows, BadRows(""))))
+
+
+def _length(item: object) -> int:
+    return len(item) if isinstance(item, pa.RecordBatch) else 1
+
+
+def _moved(item: Any, first: int, end: int, offset: int) -> Any:
+    """Some rows of a batch, or a line and its record, with another number to each line."""
+    if isinstance(item, pa.RecordBatch):
+        some = item.slice(first, end - first)
+        return with_column(some, "line", pc.add(some["line"], offset))
+    return offset + item[0], item[1]
 
 
 def builtin_files(name: str) -> dict[str, str]:
@@ -362,8 +316,9 @@ def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split
     """The rows of the files that the flag `origin` named for a split; raises as `files_named`."""
     with attributed_to(origin):
         name, files = files_named(named, split)
-    rows = SplitFiles(files)
-    return Source(name, origin, partial(read, rows), rows.fingerprint)
+    rows, languages = SplitFiles(tuple(files)), list(files.values())
+    fingerprint = f"{rows.fingerprint} {languages}" if any(languages) else rows.fingerprint
+    return Source(name, origin, _with_languages(partial(read, rows), languages), fingerprint)
 
 
 def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
@@ -371,8 +326,10 @@ def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
         entries = entries_of(words)
     rows = SplitFiles(tuple(file for entry in entries for file in entry.files))
     name = entries[0].path + (f" and {len(entries) - 1} more" if entries[1:] else "")
-    languages = _with_languages(partial(read, rows), entries)
-    return Source(name, FLAG, languages, f"{rows.fingerprint} {entries}", entries=entries)
+    languages = [each or entry.language for entry in entries for each in entry.files.values()]
+    return Source(
+        name, FLAG, _with_languages(partial(read, rows), languages), f"{rows.fingerprint} {entries}", entries=entries
+    )
 
 
 def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:

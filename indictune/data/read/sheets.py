@@ -20,8 +20,9 @@ from typing import Any
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import Wanted
 from indictune.data.read.delimited import SAMPLE_ROWS, Cells, cell_picker, without_given_names
-from indictune.data.read.open_files import PACKED, kind_of_file, opened, unpacked_limit
+from indictune.data.read.open_files import opened, unpacked_limit
 from indictune.errors import UserError
+from indictune.files import PACKED, kind_of_file
 
 SHEET_EXTENSIONS = (".xlsx", ".ods")
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # Excel keeps a workbook with a password in such a file, and no zip
