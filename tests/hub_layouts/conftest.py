@@ -31,12 +31,17 @@ class Place:
     folder: Path
     commits: dict[str, str]
 
-    def run(self, *words: str, online: bool = True, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
-        """A script of this repository and its flags, or a verb of `indictune` and its flags."""
+    def run(
+        self, *words: str, online: bool = True, token: str | None = TOKEN, anew: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """A script of this repository and its flags, or a verb of `indictune` and its flags.
+
+        Python starts `anew` where `datasets` asks the Hub: it reads HF_ENDPOINT once, when it is imported.
+        """
         command = words if words[0].endswith(".py") else ("indictune/__main__.py", *words)
         environment = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.folder / "cache")}
         environment |= {"HF_HUB_OFFLINE": "0" if online else "1"} | ({} if token is None else {"HF_TOKEN": token})
-        return start([*python(), *command], environment)
+        return start([*python(), *command], environment, anew=anew)
 
     def rows(self, name: str, rows: list[dict[str, object]]) -> str:
         """The path of a file with these rows."""

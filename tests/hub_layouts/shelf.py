@@ -105,6 +105,9 @@ class Shelf:
         self.asked.append(unquote(path))
         if path.startswith("/store/"):
             return self._stored(path.removeprefix("/store/"), headers)
+        if raw := re.match(r"/raw/([^/]+/[^/]+)/([^/]+)/(.+)", path):  # as GitHub gives files
+            found_here = next(each for each in self.repositories if each.name == raw[1])
+            return self._file(found_here, found_here.found(raw[2]) or "", unquote(raw[3]), headers)
         api = re.match(r"/api/(models|datasets)/(.+)", path)
         found = api or re.match(r"/(?:(datasets)/)?(.+)", path)
         kind, rest = (found[1] or "models", found[2]) if found else ("models", "")
