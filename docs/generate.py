@@ -2,7 +2,7 @@
 
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
 the plans of typical runs. The headers of recipes get the memory that they need, and docs/published.md is made of some.
-docs/models.md is made of what tests found.
+docs/models.md and docs/datasets.md are made of what tests found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from docs import house_map, method_matrix, models_table, plan_tables, published, recipe_memory, strategy_files
+from docs import (
+    dataset_layouts,
+    house_map,
+    method_matrix,
+    models_table,
+    plan_tables,
+    published,
+    recipe_memory,
+    strategy_files,
+)
 from indictune.commands import VERBS
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
@@ -237,6 +246,7 @@ def inherited_flags(arguments: type[Any]) -> Iterable[Flag]:
 
 PAGES = {"errors.md": errors_page, "flags.md": flags_page, "map.md": house_map.map_page}
 PAGES |= {"published.md": published.published_page, "models.md": models_table.models_page}
+PAGES["datasets.md"] = dataset_layouts.datasets_page
 
 
 def main() -> None:
