@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, List, Value
 
 from docs.published import FIELDS, RECIPES, header_of, published_page
 from indictune.commands.recipes import run_recipes
@@ -18,7 +17,6 @@ from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task
 from indictune.tasks.tokens import TokenClassification
 from indictune.versions import recipes
-from tests.test_recipes import RECIPES as OF_KNOWN_FLAGS
 from tests.test_recipes import task_of
 
 TASKS: dict[str, Task[Any, Any, Any]] = {"classification": Classification(), "tokens": TokenClassification()}
@@ -55,25 +53,11 @@ def mahaparaphrase() -> None:
     csv_files(*names, header="Sentence1,Sentence2,Label", row=row, end="\n")
 
 
-def naamapadam() -> None:
-    """As on the branch that the Hub converts to parquet: ids of classes, whose names the schema has."""
-    names = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
-    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=names))})
-    for language in ("mr", "hi"):
-        for file, split in enumerate(("train", "validation", "test")):
-            words = [text_of(12 * file + at).split() for at in range(6)]
-            tags = [[(at + place) % 7 for place, _ in enumerate(row)] for at, row in enumerate(words)]
-            path = Path(f"naamapadam/{language}/naamapadam-{split}.parquet")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Dataset.from_dict({"tokens": words, "ner_tags": tags}, features).to_parquet(path)
-
-
 FILES: dict[str, tuple[Callable[[], None], list[str], int]] = {
     "mahasent": (mahasent, ["negative", "neutral", "positive"], 12),
     "mahasent_2_classes": (mahasent, ["negative", "positive"], 8),
     "mahasent_md": (mahasent_md, ["negative", "neutral", "positive"], 12),
     "mahaparaphrase": (mahaparaphrase, ["other", "paraphrase"], 12),
-    "naamapadam": (naamapadam, ["B-LOC", "B-ORG", "B-PER", "I-LOC", "I-ORG", "I-PER", "O"], 12),
 }
 
 
@@ -81,8 +65,6 @@ FILES: dict[str, tuple[Callable[[], None], list[str], int]] = {
 def test_a_recipe_passes_the_checks_and_reads_published_files(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if path not in OF_KNOWN_FLAGS:
-        pytest.skip("pairs of texts cannot be read yet")
     monkeypatch.chdir(tmp_path)
     make, labels, rows = FILES.get(path.stem, (lambda: None, [], 0))
     make()
@@ -93,8 +75,8 @@ def test_a_recipe_passes_the_checks_and_reads_published_files(
     if not labels:  # a data set of the Hub
         return
     read = read_rows(plan, task, [])
-    splits = read.splits if isinstance(read.splits, dict) else read.splits.rows
-    assert (read.tags if path.stem == "naamapadam" else read.labels) == labels
+    splits = read.splits.rows
+    assert read.labels == labels
     assert {split: len(each) for split, each in splits.items()} == dict.fromkeys(("train", "validation", "test"), rows)
 
 
