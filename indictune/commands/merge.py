@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from peft import PeftConfig
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from indictune.config.arguments import ModelArguments
@@ -37,8 +37,8 @@ from indictune.models.load import (
     read_weights,
     stored_quantisation,
     take_quantisation,
+    trained_config,
 )
-from indictune.models.own_code import with_own_code
 from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.upstream import set_weight_conversions
 
@@ -158,9 +158,8 @@ def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple
     adapter = Path(args.adapter)
     base_config = config = read_config(base, _BASE_FLAG)
     if config_file(adapter).is_file():  # other tools save none
-        with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
-            config = AutoConfig.from_pretrained(config_file(adapter), trust_remote_code=base.trust_remote_code)
-            config = with_own_code(config, base, str(adapter), "--adapter")
+        named = ModelArguments(str(adapter), trust_remote_code=base.trust_remote_code)
+        config = trained_config(named, "--adapter")
     if args.base_weights == "dequantised" and not stored_quantisation(config):
         raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
     dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)

@@ -42,6 +42,7 @@ from indictune.models.trusted_files import (
     check_weights_setting,
     explained,
     first_line,
+    own_classes,
 )
 from indictune.upstream import commit_of, note_commit
 
@@ -94,10 +95,7 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
         # Without files, transformers 5 makes a tokenizer to which every text is unknown.
         raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
     if SINGLE_SCRIPT in args.model_name_or_path.lower():
-        write_devanagari(tokenizer)
-        logger.info(
-            "%s reads all Indic scripts written in Devanagari: so does its tokenizer.", args.model_name_or_path
-        )
+        logger.info("The tokenizer of %s writes all Indic scripts in Devanagari.", args.model_name_or_path)
     lost = lost_vowel_signs(tokenizer)
     if lost:
         keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
@@ -119,7 +117,7 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
 
 
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
-    """The model's tokenizer as it is, if it is trusted; else a `UserError`, such as `chat-template-name`."""
+    """The model's tokenizer as it is, IndicBERTv2-SS's for all scripts; or a `UserError`, as `chat-template-name`."""
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
@@ -132,6 +130,8 @@ def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrai
     for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
         if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
             raise UserError("chat-template-name", flag, args.model_name_or_path, name=repr(name))
+    if SINGLE_SCRIPT in args.model_name_or_path.lower():
+        write_devanagari(tokenizer)
     return tokenizer
 
 
@@ -217,7 +217,7 @@ def _check_values(config: PreTrainedConfig) -> None:
 
 
 def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
-    return config.model_type == "gemma3_text" or bool(config.to_dict().get("auto_map"))
+    return config.model_type == "gemma3_text" or bool(own_classes(config))
 
 
 def load_config(
@@ -234,7 +234,7 @@ def load_config(
         UserError: as `read_config`; or `no-model-for-task` or `full-of-quantised`.
     """
     config = read_config(args)
-    own = config.to_dict().get("auto_map") or {}
+    own = own_classes(config)
     is_of_transformers = type(config).__module__.startswith("transformers.")
     is_known = type(config) in known and not (own and is_of_transformers and means_own_code(config))
     if not is_known and not (args.trust_remote_code and kind.__name__ in own):
@@ -301,8 +301,7 @@ def read_weights(
 
 def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the class of the model will come with its files, and not from transformers."""
-    own = config.to_dict().get("auto_map") or {}
-    return args.trust_remote_code and any(name.startswith("AutoModel") for name in own)
+    return args.trust_remote_code and bool(own_classes(config))
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -348,14 +347,14 @@ def load_trained(
     return add_adapter(model, new, Path(folder), "--model")
 
 
-def trained_config(args: ModelArguments) -> PreTrainedConfig:
+def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedConfig:
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
-    with explained(args, Exception, flag="--model"):
+    with explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), "--model") if _has_class_elsewhere(config) else config
+        return with_own_code(config, args, str(folder), flag) if _has_class_elsewhere(config) else config
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -21,6 +21,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
+from indictune.models.trusted_files import own_classes
 
 _HEADS: Mapping[str, tuple[Any, type[Any]]] = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, GenericForSequenceClassification),
@@ -35,15 +36,9 @@ def runs_own_code(model: nn.Module) -> bool:
     return any(each.__module__.startswith("transformers_modules") for each in type(own).__mro__)
 
 
-def _own_classes(config: PreTrainedConfig) -> dict[str, str]:
-    """Auto class -> MODULE.CLASS of the model's own code, perhaps after REPOSITORY--."""
-    own: dict[str, str] = config.to_dict().get("auto_map") or {}
-    return {name: str(named) for name, named in own.items() if name.startswith("AutoModel")}
-
-
 def means_own_code(config: PreTrainedConfig) -> bool:
     """Whether a configuration brings code, and names no class of transformers instead."""
-    return bool(_own_classes(config)) and not {*map(str, config.architectures or ())} & {*dir(transformers)}
+    return bool(own_classes(config)) and not {*map(str, config.architectures or ())} & {*dir(transformers)}
 
 
 def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:
@@ -59,7 +54,7 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
     Raises:
         UserError: `model-means-its-code`.
     """
-    own, named = _own_classes(config), list(map(str, config.architectures or ()))
+    own, named = own_classes(config), list(map(str, config.architectures or ()))
     if not means_own_code(config):
         if config.model_type != "gemma3_text":
             return config
@@ -126,13 +121,17 @@ from .{module} import {base}
 _FAMILY = next(each for each in {base}.__mro__ if PreTrainedModel in each.__bases__)
 
 
+def _begin(model, config):
+    _FAMILY.__init__(model, config)
+    model.num_labels = config.num_labels
+    setattr(model, model.base_model_prefix, {base}(config))
+
+
 class {base}ForSequenceClassification(GenericForSequenceClassification, _FAMILY):
     config_class = {base}.config_class
 
     def __init__(self, config):
-        _FAMILY.__init__(self, config)
-        self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, {base}(config))
+        _begin(self, config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
         self.post_init()
 
@@ -141,9 +140,7 @@ class {base}ForTokenClassification(GenericForTokenClassification, _FAMILY):
     config_class = {base}.config_class
 
     def __init__(self, config):
-        _FAMILY.__init__(self, config)
-        self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, {base}(config))
+        _begin(self, config)
         given = [getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout")]
         self.dropout = nn.Dropout(next((each for each in given if each is not None), 0.1))
         self.score = nn.Linear(config.hidden_size, config.num_labels)

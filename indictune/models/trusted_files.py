@@ -122,6 +122,12 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
+def own_classes(config: PreTrainedConfig) -> dict[str, str]:
+    """Auto class of a model -> MODULE.CLASS of its own code, perhaps after REPOSITORY--."""
+    named: dict[str, object] = config.to_dict().get("auto_map") or {}
+    return {name: str(each) for name, each in named.items() if name.startswith("AutoModel")}
+
+
 def check_weights_setting(config: PreTrainedConfig, flag: str) -> None:
     """Refuse `transformers_weights` in a configuration.
 
@@ -279,12 +285,13 @@ def are_pickled(args: ModelArguments, flag: str = MODEL_FLAG) -> bool:
 
         if has(WHOLE) or has(INDEX):
             return False
-        if not has(PICKLED) and not has(PICKLED_INDEX):
+        is_whole = has(PICKLED)
+        if not is_whole and not has(PICKLED_INDEX):
             if is_offline_mode() and not Path(name).is_dir():
                 cached_file(name, WHOLE, revision=revision)  # raises what is told of a file that is not in the cache
             raise UserError("weights-not-found", flag, args.model_name_or_path)
         files = [PICKLED]
-        if not has(PICKLED):
+        if not is_whole:
             files = _named_in(Path(str(cached_file(name, PICKLED_INDEX, revision=revision))), name, flag)
         for file in files:
             _check_pickle(Path(str(cached_file(name, file, revision=revision))), args.model_name_or_path, flag)

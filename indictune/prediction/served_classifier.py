@@ -208,10 +208,11 @@ class Classifier:
         cut = {"truncation": True, "max_length": served.reading.max_length, "is_split_into_words": True}
         encoded = served.tokenizer([row or ["-"] for row in words], **cut)
         lengths = np.array([len(ids) if row else 0 for ids, row in zip(encoded["input_ids"], words, strict=True)])
+        tokens = Encoded([[ids] for ids in encoded["input_ids"]])
         found: list[list[str] | None] = [None] * len(words)
         for batch in cut_by_tokens(lengths, self._max_tokens, padded=True):
             with torch.inference_mode(), self._autocast():
-                computed = self._forward(Encoded([[ids] for ids in encoded["input_ids"]]), batch).cpu()
+                computed = self._forward(tokens, batch).cpu()
             for logits, index in zip(computed, batch.tolist(), strict=True):
                 if not torch.isfinite(logits[: lengths[index]]).all():
                     raise UserError("logits-not-finite", "--model", served.args.model_name_or_path)

@@ -24,7 +24,7 @@ from transformers import (
 
 from tests.data.published_templates import AIRAVATA, GEMMA_3, LLAMA_2, LLAMA_3_2, QWEN_3, SARVAM_M
 from tests.hub_layouts import tiny
-from tests.hub_layouts.code import BIDIRECTIONAL_GEMMA
+from tests.hub_layouts.python_code import BIDIRECTIONAL_GEMMA
 from tests.hub_layouts.tiny import DECODER, PAGE, Files, as_json, saved_tokenizer, special_tokens
 
 _GEMMA_SPECIALS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
