@@ -28,7 +28,7 @@ from benchmarks.environment import environment, write_results
 from indictune.checkpoint import store
 from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.console_text import table
-from indictune.distributed import collectives, cpu_fallback
+from indictune.distributed import collectives, process_group
 from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
 from indictune.tasks.classification import SingleLabel
@@ -52,7 +52,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 8]] * 8, "labels": [0, 1] * 4, "length": [4] * 8})
     args = SentimentTrainingArguments(
         output_dir=str(folder),
-        **cpu_fallback.start_on_gloo(launch, 600),
+        **process_group.start_on_gloo(launch, 600),
         bf16=False,
         max_steps=1,
         global_batch_size=8,

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _differ(was: Any, is_now: Any) -> bool:
 
 
 FLAG_FILES = "flag_files.json"  # next to `recipe.yaml`: the values in files that flags name
-TRAIN_ROWS = "train_rows"  # in it: `train_file_digests`
+TRAIN_ROWS = "train_digests"  # in it: `train_file_digests`
 
 Content = dict[str, Any]  # by flag, without dashes, and by name in its file
 
@@ -149,14 +150,26 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     return {name: (before[name], now[name]) for name in both if _comparable(before[name]) != _comparable(now[name])}
 
 
-def train_file_digests(values: Mapping[str, Any]) -> list[str]:
-    """Of the files of training rows that a recipe names; empty if it names none, or one is not there."""
+def train_file_digests(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Of the files of training rows, by the name that a recipe gives them; empty if it names none, or one is gone."""
     try:
-        files = [*files_named(values["train_file"], "train")[1]] if values.get("train_file") else []
-        files += [file for each in entries_of(values.get("train_files") or []) for file in each.files]
+        given = values.get("train_file") or []
+        names = [given] if isinstance(given, str) else given
+        files = {name: list(files_named(name, "train")[1]) for name in names}
+        files |= {each.path: list(each.files) for each in entries_of(values.get("train_files") or [])}
     except UserError:
-        return []
-    return sorted(map(content_digest, files)) if all(map(os.path.isfile, files)) else []
+        return {}
+    if not all(map(os.path.isfile, chain.from_iterable(files.values()))):
+        return {}
+    return {name: sorted(map(content_digest, of_name)) for name, of_name in files.items()}
+
+
+def changed_files(folder: Path, now: Mapping[str, list[str]]) -> str:
+    """Which training files, of `train_file_digests`, a run or checkpoint did not have, as a sentence or ""."""
+    before = {*chain.from_iterable(json_or_nothing(folder / FLAG_FILES).get(TRAIN_ROWS, now).values())}
+    others = [name for name, digests in now.items() if not before.issuperset(digests)]
+    more = f" and {len(others) - 3} more files" if others[3:] else ""
+    return f" It had other rows in {', '.join(others[:3])}{more}." if others else ""
 
 
 def changes_of_finished(output_dir: Path, now: Mapping[str, Any]) -> str:
@@ -167,9 +180,10 @@ def changes_of_finished(output_dir: Path, now: Mapping[str, Any]) -> str:
     """
     before = settings_of(output_dir) | json_or_nothing(output_dir / FLAG_FILES)
     differing, is_now = changed_flags(before, now), train_file_digests(now)
-    has_other_files = is_now != [] and before.get(TRAIN_ROWS, is_now) != is_now
-    if has_other_files or {*DATASET_FIELDS} & differing.keys():
-        raise UserError("finished-with-other-rows", "--output_dir", output_dir)
+    digests = [sorted(chain.from_iterable(each.values())) for each in (before.get(TRAIN_ROWS, is_now), is_now)]
+    if (is_now and digests[0] != digests[1]) or {*DATASET_FIELDS} & differing.keys():
+        changed = changed_files(output_dir, is_now)
+        raise UserError("finished-with-other-rows", "--output_dir", output_dir, changed=changed)
     differing.pop("train_file", None)  # the same rows elsewhere, or rows that are gone
     return f"It was trained with other settings: {_listed(differing)}." if differing else ""
 

@@ -77,7 +77,7 @@ class Parallelism:
             plugin = accelerator.state.fsdp_plugin
             policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
             plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))
-        else:
+        elif accelerator.distributed_type != DistributedType.NO:
             accelerator.ddp_handler = gradient_buckets(args)
 
     def prepare(self, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Start the process group: without an accelerator on gloo, and again after each restart by torchrun."""
+"""Start the process group: on gloo without an accelerator (the CPU fallback), and again after each restart."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from accelerate.state import DistributedType, PartialState
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_fallback, strategy
+from indictune.distributed import strategy
 from indictune.distributed.elastic import most_restarts
 from indictune.distributed.launch import engine_of
-from indictune.distributed.upstream import set_default_timeout
+from indictune.distributed.upstream import set_default_timeout, set_distributed_type
 from indictune.errors import UserError
 from indictune.run import OWN_PROGRESS
 
@@ -88,7 +89,7 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
     from_file = strategy.hide_file_values(launch, environ)
     if launch.world_size > 1:
         set_default_timeout(timedelta(seconds=timeout_s))
-    is_on_cpu = cpu_fallback.is_needed()
+    is_on_cpu = not torch.accelerator.is_available()
     if engine_of(launch.strategy).startswith("zero"):
         from indictune.distributed import zero
 
@@ -96,4 +97,29 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
             os.environ["DS_ACCELERATOR"] = "cpu"  # now already: it says which operators there are
         zero.load_operators(launch)
     join(environ, "gloo" if is_on_cpu else None, timeout_s)
-    return from_file | (cpu_fallback.start_on_gloo(launch, timeout_s) if is_on_cpu else {})
+    return from_file | (start_on_gloo(launch, timeout_s) if is_on_cpu else {})
+
+
+def start_on_gloo(launch: Launch, timeout_s: int) -> dict[str, Any]:
+    """Start the process group on gloo, before `TrainingArguments` exists, and return fields for it.
+
+    Without this state, `TrainingArguments` starts processes that do not know each other (FSDP, DDP). Under DeepSpeed
+    it derives the batch for one rank and fails. `use_configured_state` makes it use the state.
+    """
+    # With more threads than cores a small model ran up to 40 times slower (2 cores).
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+    if launch.strategy == "single":
+        return {"use_cpu": True}
+    timeout = timedelta(seconds=timeout_s)
+    if engine_of(launch.strategy).startswith("zero"):
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        PartialState(cpu=False, backend="gloo", timeout=timeout)
+    else:
+        PartialState(cpu=True, backend="gloo", timeout=timeout)
+    if engine_of(launch.strategy) == "fsdp2":
+        set_distributed_type(DistributedType.MULTI_GPU)
+        # FSDP's CPU offload refuses to run without an accelerator.
+        os.environ["FSDP_OFFLOAD_PARAMS"] = "false"
+    return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}

@@ -32,6 +32,7 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
+from indictune.data.read.row_sources import BUILTIN
 from indictune.distributed import collectives, process_group, sharding, strategy, zero
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
@@ -326,7 +327,7 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
         return
     whole = plan.recipe.to_record((plan.model, plan.data, args), {*plan.derived, *run.console_values})
     name, revision = map(plan.configuration.get, ("dataset_name", "dataset_revision"))
-    if name and (commit := commit_read(name, revision)):
+    if name and name not in BUILTIN and (commit := commit_read(name, revision)):
         whole[DECIDED] = whole.get(DECIDED, {}) | {"dataset_commit": commit}
     (plan.output_dir / METRICS).unlink(missing_ok=True)
     if point.checkpoint is not None:
@@ -346,7 +347,7 @@ def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoi
     if point.checkpoint is not None:
         from indictune.training.callbacks.restore_progress import check_rows
 
-        check_rows(trainer, point.checkpoint)
+        check_rows(trainer, point.checkpoint, plan.recipe.values)
     if trainer.args.metrics and (rows := tokens.validation or tokens.test) is not None:
         from indictune.training.evaluation import scores_by_metrics
 

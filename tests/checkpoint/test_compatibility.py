@@ -171,7 +171,7 @@ class TestAFinishedRun:
         assert "--global_batch_size 8, now 48" in changes_of_finished(checkpoint, {"global_batch_size": 48})
         moved.write_text("text,label\nb,x\n")
         for other in ({"train_file": [str(moved)]}, {"train_files": [json.dumps({"path": str(moved)})]}):
-            with refused("finished-with-other-rows", flag="--output_dir"):
+            with refused("finished-with-other-rows", f"rows in {moved}.", flag="--output_dir"):
                 changes_of_finished(checkpoint, other)
 
     def test_of_an_older_version_only_the_flags_are_compared(self, checkpoint: Path, tmp_path: Path) -> None:

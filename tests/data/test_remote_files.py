@@ -317,6 +317,9 @@ def test_a_resumed_run_refuses_an_object_that_changed(bucket: Any, tmp_path: Pat
     assert start([*command, "1", "--load_best_model_at_end", "false"], environment).returncode == 0
     bucket.put_object(Key="a.csv", Body=f"text,label\n{rows}shaam,x\n".encode())
     more = ("--load_best_model_at_end", "false", "--resume_from_checkpoint", "auto")
-    again = start([*command, "2", *more], environment)
-    assert again.returncode == 2
-    assert "[finished-with-other-rows]" in again.stderr
+    for code in ("finished-with-other-rows", "resume-other-rows"):
+        again = start([*command, "2", *more], environment)
+        assert again.returncode == 2
+        assert f"[{code}]" in again.stderr
+        assert f"rows in s3://{bucket.name}/a.csv." in again.stderr
+        (tmp_path / "out/metrics.json").unlink(missing_ok=True)  # as in a run that was ended

@@ -10,7 +10,7 @@ import torch
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_fallback
+from indictune.distributed import process_group
 from indictune.distributed.sharding import check_strategy_started, started_strategy, use_one_gpu
 from indictune.errors import UserError
 
@@ -41,7 +41,7 @@ def test_another_number_of_processes_than_was_asked_for_is_refused(one_process: 
 
 @pytest.mark.usefixtures("_threads_as_before")
 def test_one_process_needs_no_group_from_the_fallback() -> None:
-    assert cpu_fallback.start_on_gloo(Launch("single"), timeout_s=60) == {"use_cpu": True}
+    assert process_group.start_on_gloo(Launch("single"), timeout_s=60) == {"use_cpu": True}
     assert not torch.distributed.is_initialized()
 
 
@@ -59,7 +59,7 @@ def test_the_fallback_divides_the_cores_among_the_processes(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    cpu_fallback.start_on_gloo(Launch("single", local_world_size=processes), timeout_s=60)
+    process_group.start_on_gloo(Launch("single", local_world_size=processes), timeout_s=60)
     assert torch.get_num_threads() == threads
 
 
@@ -67,7 +67,7 @@ def test_the_fallback_divides_the_cores_among_the_processes(
 def test_the_fallback_leaves_threads_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     torch.set_num_threads(3)
-    cpu_fallback.start_on_gloo(Launch("single"), timeout_s=60)
+    process_group.start_on_gloo(Launch("single"), timeout_s=60)
     assert torch.get_num_threads() == 3
 
 

@@ -113,7 +113,11 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         ("ner", "--dataset_name", "ai4bharat/naamapadam", "--dataset_revision", "main"),
         *("dataset-script", "leave out --dataset_revision"),
     ),
-    "a gated file": (("sentiment", "--train_file", f"hf://datasets/{GATED}/train.csv"), "url-unreadable", GATED),
+    "a gated file": (
+        ("sentiment", "--train_file", f"hf://datasets/{GATED}/train.csv"),
+        "dataset-gated",
+        f"/datasets/{GATED},",
+    ),
     "no file": (("sentiment", "--train_file", "hf://datasets/someone/tweets/x.csv"), "no-such-file", "tweets/x.csv"),
 }
 

@@ -21,7 +21,7 @@ from transformers import set_seed
 from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.data.collation import IndexedRows
-from indictune.distributed import cpu_fallback, fsdp, sharding
+from indictune.distributed import fsdp, process_group, sharding
 from indictune.distributed.parallelism import TENSOR
 from indictune.tasks.loss import ExactLoss
 from indictune.training import start
@@ -73,14 +73,14 @@ def without_mended_names() -> None:
 
 def without_borrowed_type() -> None:
     """FSDP on the CPU as accelerate leaves it: the type that the fallback sets is reset at once."""
-    start = cpu_fallback.start_on_gloo
+    start = process_group.start_on_gloo
 
     def and_back(launch: Launch, timeout_s: int) -> dict[str, Any]:
         fields = start(launch, timeout_s)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_CPU
         return fields
 
-    cpu_fallback.start_on_gloo = and_back
+    process_group.start_on_gloo = and_back
 
 
 def without_chosen_blocks() -> None:

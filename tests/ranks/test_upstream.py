@@ -84,7 +84,7 @@ def test_zero3_saves_layer_norms_by_their_old_names(job: Path, tmp_path: Path, r
 def test_fsdp2_does_not_run_without_the_workaround(
     job: Path, tmp_path: Path, without: Callable[[], None], message: str
 ) -> None:
-    """accelerate 1.15; see `cpu_fallback.start` and `fsdp.repeated_blocks`."""
+    """accelerate 1.15; see `process_group.start_on_gloo` and `fsdp.repeated_blocks`."""
     command = [*accelerate("fsdp2", 2), mutants.__file__, "--config", str(job), "--output_dir", str(tmp_path)]
     result = start(command, {"MUTANT": without.__name__})
     assert result.returncode != 0

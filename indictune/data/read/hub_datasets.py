@@ -152,7 +152,7 @@ def commit_read(name: str, revision: str | None) -> str | None:
 
     Of a dataset whose rows come from a script, it is that of what the Hub made of them. A folder has none.
     """
-    if name.startswith("builtin:") or Path(name).exists():
+    if Path(name).exists():
         return None
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionNotFoundError

@@ -189,7 +189,7 @@ def _of_one_kind(folder: str, files: Iterable[str]) -> list[str]:
 @functools.cache
 def _fetched(url: str) -> Mapping[str, str]:
     """The files that a URL means -> their copies. A process asks once, so that all its rows are of one state."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, errors
 
     listing = cache_folder() / "downloads" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
     if url.startswith("hf://") and constants.is_offline_mode():
@@ -207,6 +207,9 @@ def _fetched(url: str) -> Mapping[str, str]:
         raise
     except Exception as error:  # of aiohttp, botocore and huggingface_hub
         cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        if isinstance(cause, errors.GatedRepoError):
+            repository = "/".join(url.partition("://")[2].partition("@")[0].split("/")[:3])
+            raise UserError("dataset-gated", value=url, page=f"{constants.ENDPOINT}/{repository}") from error
         # fsspec (2026.9) raises FileNotFoundError for an unreachable server too.
         if isinstance(cause, FileNotFoundError) or str(cause).startswith("404"):
             raise UserError("no-such-file", value=url) from error

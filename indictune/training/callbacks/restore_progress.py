@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +25,15 @@ from indictune.training.task_trainer import NothingLeft
 logger = logging.getLogger(__name__)
 
 
-def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
-    """Refuse to resume with other rows: the checkpoint's position in them would mean nothing."""
+def check_rows(trainer: ExactTrainer, checkpoint: Path, values: Mapping[str, Any]) -> None:
+    """Refuse to resume with other rows: the checkpoint's position in them would mean nothing.
+
+    Args:
+        values: of the recipe, which names the files.
+    """
     if manifest_of(checkpoint).data != trainer.data_digest:
-        raise UserError("resume-other-rows", "--resume_from_checkpoint", checkpoint)
+        changed = compatibility.changed_files(checkpoint, compatibility.train_file_digests(values))
+        raise UserError("resume-other-rows", "--resume_from_checkpoint", checkpoint, changed=changed)
 
 
 def unlogged_loss(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> tuple[float, int]:
