@@ -100,8 +100,8 @@ HELLO = turns("नमस्ते", "नमस्कार")
         ),
         ({"prompt": "a", "completion": "b", "label": "1", "kto_tag": 1, "system": ""}, turns("a", "b")),
         ({"prompt": "a", "completion": "b", "label": None, "kto_tag": "good"}, turns("a", "b")),
-        ({"messages": HELLO, "label": "0"}, HELLO),
-        ({"instruction": "a", "output": "b", "label": 0}, turns("a", "b")),
+        ({"messages": HELLO, "label": "1"}, HELLO),
+        ({"instruction": "a", "output": "b", "label": 2}, turns("a", "b")),
         ({"messages": HELLO, "weight": 1.0, "kto_tag": True, "reasoning": "on"}, HELLO),
         (
             {"messages": [{**HELLO[0], "weight": "0"}, {**HELLO[1], "weight": "1", "tool_calls": []}]},
@@ -117,7 +117,7 @@ HELLO = turns("नमस्ते", "नमस्कार")
             HELLO,
         ),
         ({"interactions": [["a", "b"], ["c", "d"]], "system": "be brief"}, [SYSTEM, *turns("a", "b", "c", "d")]),
-        ({"interactions": [["a", "b"], []], "label": 0}, turns("a", "b")),
+        ({"interactions": [["a", "b"], []], "label": 1}, turns("a", "b")),
         ({"prompt": "a", "chosen": " b", "rejected": "c", "label": 1}, turns("a", " b")),
         ({"prompt": "a", "chosen": turns("a", "b"), "rejected": turns("a", "c")}, turns("a", "b")),
         ({"prompt": "c", "chosen": turns("a", "b", "c", "d"), "rejected": []}, turns("a", "b", "c", "d")),
@@ -267,10 +267,12 @@ USER, ASSISTANT = turns("a", "b")
         ({"prompt": "a", "completion": "b", "tool_calls": [{"id": "7"}]}, "key-ignored"),
         ({"messages": HELLO, "kto_tag": False}, "answer-rejected"),
         *(
-            ({**row, "label": written}, "answer-rejected")  # 0 may be a class
-            for row in ({"messages": HELLO}, {"instruction": "a", "output": "b"})
-            for written in (False, "false")
+            ({"messages": [USER, {**ASSISTANT, key: written}]}, "answer-rejected")
+            for key in ("label", "kto_tag")
+            for written in (False, 0, "0.0")
         ),
+        ({"conversations": [USER, {**ASSISTANT, "label": False}]}, "answer-rejected"),
+        ({"chosen": [USER, {**ASSISTANT, "kto_tag": False}]}, "answer-rejected"),
         *(
             ({"messages": HELLO, key: value}, "content-ignored")
             for key, value in (("images", ["kite.jpg"]), ("audio", "a.wav"), ("documents", [{"title": "notice"}]))
@@ -280,6 +282,10 @@ USER, ASSISTANT = turns("a", "b")
             for key, row in (
                 ("label", {"prompt": "a", "completion": "b"}),
                 ("label", {"prompt": HELLO[:1], "completion": HELLO[1:]}),
+                ("label", {"messages": HELLO}),
+                ("label", {"conversations": HELLO}),
+                ("label", {"instruction": "a", "output": "b"}),
+                ("label", {"interactions": [["a", "b"]]}),
                 ("kto_tag", {"messages": HELLO}),
                 ("kto_tag", {"instruction": "a", "output": "b"}),
             )

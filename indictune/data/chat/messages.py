@@ -48,7 +48,7 @@ _ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 _TOOLS = ("tools", "functions", "tool_calls", "function_call")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "train_on_turn", "loss")
-_REJECTED = ("false", "0", "0.0")
+_RATINGS, _REJECTED = ("kto_tag", "label"), ("false", "0", "0.0")
 _COUNTS = ("none", "true", "1", "1.0")
 
 
@@ -160,11 +160,13 @@ def _check_ignored(row: Row, form: Form) -> None:
     # In a row of several answers, nobody knows whose thoughts these are.
     empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY, _CHOSEN) else _TOOLS
     _check_keys(row, "the row", empty, ("weight",))
-    # A label of 0 may be a class of prompt and answer, but not where answers are rated, as TRL writes them.
-    labels = _REJECTED if form in (_PROMPT, _CHOSEN) else _REJECTED[:1]
-    for key, rejected in (("kto_tag", _REJECTED), ("label", labels)):
-        if str(row.get(key)).strip().lower() in rejected:
-            raise RowError("answer-rejected", key=key, held=_shown(row[key]))
+    _check_ratings(row, "the row")
+
+
+def _check_ratings(held: Row, where: str) -> None:
+    for key in _RATINGS:
+        if str(held.get(key)).strip().lower() in _REJECTED:
+            raise RowError("answer-rejected", where=where, key=key, held=_shown(held[key]))
 
 
 def _check_keys(held: Row, where: str, empty: Iterable[str], one: Iterable[str]) -> None:
@@ -231,6 +233,7 @@ def _message(message: object, where: str) -> Message:
     if role is None:
         raise RowError("unknown-role", where=where, role=_shown(name), expected=", ".join(_ROLES))
     _check_keys(message, where, (*_TOOLS, *_THOUGHTS), _WEIGHTS if role == "assistant" else ())
+    _check_ratings(message if role == "assistant" else {}, where)
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     return {"role": role, "content": "".join(_part(part, f"{where}: content") for part in parts)}
 
