@@ -33,6 +33,7 @@ NOT_SAID = {
     "max-length-over-positions": "the length is that of the training",
     "no-repository": "of a training that pushes",
     "one-process-started": "its strategy is of a training",
+    "template-doubles-thoughts": "rows of a training are written",
     "template-drops-text": "rows of a training are written",
     "template-rewrites-prompt": "rows of a training are written",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,113 @@ def test_an_answer_whose_text_the_template_drops_is_refused() -> None:
     given = rows(chat(("Q", "A")), THOUGHTS)
     found = problems_raised(lambda: tokenise_chats(given, tokenizer_of(template), template, 99))
     assert found == ["--train_file t.jsonl:2 template-drops-text"]
+
+
+DROPS_THOUGHTS = "m.content.split('</think>')[-1]"
+MARKED = (
+    "{%- for m in messages %}{% if m.role == 'user' %}{{ m.content + '<|im_start|>' }}"
+    "{% else %}{% generation %}{{ ANSWER + '<|im_end|>' }}{% endgeneration %}{% endif %}{% endfor -%}"
+)
+
+
+def tokenizer_of_trl(name: str) -> PreTrainedTokenizerFast:
+    """It has the template as TRL keeps it, and the tokens that the template writes."""
+    from trl import chat_template_utils
+
+    template = getattr(chat_template_utils, f"{name}_chat_template")
+    tokenizer = tokenizer_of(template)
+    tokenizer.add_tokens(sorted(set(re.findall(r"<[^\s<>{}'\"]+>|\[[a-zA-Z]+\]", template))))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "code"),
+    [
+        ("deepseek_r1_distill", TWO_TURNS[:2], "template-rewrites-prompt"),
+        ("deepseek_r1_distill", [*TWO_TURNS[:2], *THOUGHTS[2:]], "template-rewrites-prompt"),
+        ("glm4moe", THOUGHTS, "template-drops-text"),
+        ("lfm2_2_5", THOUGHTS, "template-drops-text"),
+        ("nemotron_3_nano", THOUGHTS, "template-rewrites-prompt"),
+        ("nemotron_3_nano", [*THOUGHTS[:2], *TWO_TURNS[2:]], "template-drops-text"),
+        ("qwen3_8", THOUGHTS[:2], "template-doubles-thoughts"),
+    ],
+)
+def test_marks_of_trl_are_not_used_on_rows_that_they_write_otherwise(
+    name: str, messages: list[Message], code: str
+) -> None:
+    tokenizer = tokenizer_of_trl(name)
+    assert problems_raised(lambda: learned(tokenizer, messages)) == [f"t.jsonl:1 {code}"]
+
+
+def test_a_template_that_trl_knows_is_refused_if_no_answer_follows_its_prompt() -> None:
+    tokenizer = tokenizer_of_trl("deepseekv3")  # it opens thoughts in its prompt, and writes none
+    found = problems_raised(lambda: choose_template(tokenizer, None, False, False))
+    assert found == ["--chat_template of  template-rewrites-prompt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("deepseek_r1_distill", THOUGHTS),
+        ("glm4moe", TWO_TURNS),
+        ("glm4moe", [*TWO_TURNS[:2], *THOUGHTS[2:]]),
+        ("gptoss", THOUGHTS),
+        ("lfm2_2_5", TWO_TURNS),
+        ("llama3", THOUGHTS),
+        ("nemotron_3_nano", TWO_TURNS),
+        ("phi3", THOUGHTS),
+        ("qwen3_8", TWO_TURNS),
+    ],
+)
+def test_marks_of_trl_enclose_whole_answers_after_their_prompts(name: str, messages: list[Message]) -> None:
+    tokenizer = tokenizer_of_trl(name)
+    ((text, answers),) = learned(tokenizer, messages)[0]
+    template = choose_template(tokenizer, None, False, False)
+    for number, answer in enumerate(answers, 1):
+        assert text.startswith(str(tokenizer.decode(prompt_ids(messages[: 2 * number], tokenizer, template))))
+        thoughts = [f"T{number}"] if "T" in messages[2 * number - 1]["content"] else []
+        assert re.findall(r"[TA]\d", answer) == [*thoughts, f"A{number}"]
+
+
+def test_a_template_with_marks_does_not_drop_thoughts() -> None:
+    tokenizer = tokenizer_of(MARKED.replace("ANSWER", DROPS_THOUGHTS))
+    assert learned(tokenizer, TWO_TURNS)[0][0][1] == ["A1<|im_end|>", "A2<|im_end|>"]
+    for messages in (THOUGHTS[:2], THOUGHTS, chat(("Q", "<think>ok</think>ok"), ("ok? ok.", "A"))):
+        assert problems_raised(partial(learned, tokenizer, messages)) == ["t.jsonl:1 template-drops-text"]
+    assert len(learned(tokenizer_of(MARKED.replace("ANSWER", "m.content")), THOUGHTS)[0][0][1]) == 2
+
+
+def test_a_template_with_marks_does_not_rewrite_its_prompt() -> None:
+    asks = "{% if add_generation_prompt %}{{ 'OPENED' }}{% endif %}"
+    template = MARKED.replace("ANSWER", "m.content") + asks
+    with pytest.raises(UserError) as refused:
+        choose_template(tokenizer_of(template), None, False, False)
+    assert summaries(refused.value) == ["--chat_template of  template-rewrites-prompt"]
+    found = refused.value.problems[0].details
+    assert found == {"number": 2, "at": 13, "shorter": repr("OPENED"), "longer": repr("b<|im_end|>")}
+    assert choose_template(tokenizer_of(template), None, False, True) == template  # all tokens are learned
+
+
+def test_a_template_with_marks_opens_no_thoughts_where_that_is_its_way_to_answer_without() -> None:
+    tokenizer = tokenizer_of_trl("nemotron_3_nano")
+    template = choose_template(tokenizer, None, False, False)
+    assert template.startswith(NOT_THINKING)
+    prompt = str(tokenizer.decode(prompt_ids(TWO_TURNS[:2], tokenizer, template)))
+    assert prompt.endswith("<|im_start|>assistant\n<think></think>")
+
+
+@pytest.mark.parametrize("start", ["", "{% generation %}"])
+@pytest.mark.parametrize("opened", ["<think>\\n", "<think>\\n\\n</think>\\n\\n"])
+@pytest.mark.parametrize("in_prompt", [False, True])
+def test_thoughts_are_not_written_beside_another_block(start: str, opened: str, in_prompt: bool) -> None:
+    asks = f"{{% if add_generation_prompt %}}{{{{ '{opened}' }}}}{{% endif %}}" if in_prompt else ""
+    answer = f"{{% if m.role == 'assistant' %}}{start}{{{{ '{opened}' + m.content }}}}"
+    end = start.replace("generation", "endgeneration")
+    turn = f"{answer}{{{{ eos_token }}}}{end}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    tokenizer = tokenizer_of(f"{{% for m in messages %}}{turn}{{% endfor %}}{asks}")
+    assert len(learned(tokenizer, TWO_TURNS)[0]) == 1
+    closed = chat(("<think>Q</think>", "<think>T</think>A"))
+    assert problems_raised(lambda: learned(tokenizer, closed)) == ["t.jsonl:1 template-doubles-thoughts"]
 
 
 @pytest.mark.more

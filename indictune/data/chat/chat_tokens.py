@@ -42,21 +42,19 @@ def choose_template(
         train_on_prompts: the loss counts every token, so answers need not be found.
 
     Raises:
-        UserError: no such template, failing jinja, marks on no answer, no marks and an answer that does not follow its
-            prompt, or special tokens that the tokenizer lacks.
+        UserError: no such template, failing jinja, marks on no answer, an answer that does not follow its prompt, or
+            special tokens that the tokenizer lacks.
     """
     if name is None and not as_written:
         name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
     else:
         name, template = name or "plain", _named_template(name or "plain")
+    _check_template(template, name, tokenizer, train_on_prompts)
     try:
-        if not train_on_prompts and not marks_answers(template):
-            template = _following_prompts(template, tokenizer)
-        _check_template(template, name, tokenizer, train_on_prompts)
+        return template if train_on_prompts else _following_prompts(template, tokenizer)
     except RowError as error:
         details: dict[str, Any] = error.details
         raise UserError(error.code, "--chat_template", name, **details) from error
-    return template
 
 
 def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:

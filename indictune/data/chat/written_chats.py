@@ -22,6 +22,7 @@ _TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- 
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THOUGHTS = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 _OPEN, _CLOSE = "<think>", "</think>"
+_OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # by a prompt
 _SHOWN = 40  # characters of a difference
 
 Span = tuple[int, int]
@@ -60,8 +61,9 @@ def apply_template(
 class ChatWriter:
     """Write conversations out, with the characters that the loss counts.
 
-    These are what the template marks as answers. A template without marks writes each conversation turn by turn: what
-    follows the prompt of an answer, to the first token that ends an answer, is the answer.
+    These are what the template marks as answers, each of which must stand whole after its prompt. A template without
+    marks writes each conversation turn by turn: what follows the prompt of an answer, to the first token that ends an
+    answer, is the answer.
 
     Args:
         ends: texts of the tokens that end an answer.
@@ -91,7 +93,8 @@ class ChatWriter:
         thoughts are left out once another message follows, has a text of its own before it, which ends with it.
 
         Raises:
-            RowError: the template drops a message, or does not begin an answered conversation as it writes its prompt.
+            RowError: the template drops a message or thoughts, doubles their block, or does not begin an answered
+                conversation as it writes its prompt.
             Exception: the template refuses the conversation.
         """
         self._check_dropped(messages)
@@ -99,7 +102,7 @@ class ChatWriter:
             text = self._text(messages)
             texts = [(text, [(0, len(text))])]
         elif marks_answers(self._template):
-            texts = [apply_template(messages, self._tokenizer, self._template, marked=True)]
+            texts = [self._by_marks(messages)]
         else:
             texts = self._by_turns(messages)
         if self._train_on_thinking:
@@ -109,6 +112,15 @@ class ChatWriter:
     def _text(self, messages: Sequence[Message], open_answer: bool = False) -> str:
         return apply_template(messages, self._tokenizer, self._template, marked=False, open_answer=open_answer)[0]
 
+    def _by_marks(self, messages: Sequence[Message]) -> Written:
+        whole, spans = apply_template(messages, self._tokenizer, self._template, marked=True)
+        numbers = [number for number, message in enumerate(messages, 1) if message["role"] == "assistant"]
+        starts = [self._after_prompt(messages, number, whole) for number in numbers]
+        for number, start, following in zip(numbers, starts, [*starts[1:], len(whole)], strict=True):
+            end = max((end for _, end in spans if start < end <= following), default=following)
+            _end_of_content(messages[number - 1]["content"], whole[:end], start, number)
+        return whole, spans
+
     def _by_turns(self, messages: Sequence[Message]) -> list[Written]:
         whole = self._text(messages)
         of_whole: list[Span] = []
@@ -116,26 +128,23 @@ class ChatWriter:
         for number, message in enumerate(messages, 1):
             if message["role"] != "assistant":
                 continue
-            prompt = self._text(messages[: number - 1], open_answer=True)
             text = whole if number == len(messages) else self._text(messages[:number])
-            if not text.startswith(prompt):
-                raise RowError("template-rewrites-prompt", number=number, **_difference(prompt, text))
-            end = self._end_of_answer(message["content"], text, len(prompt), number)
+            start = self._after_prompt(messages, number, text)
+            after = _end_of_content(message["content"], text, start, number)
+            ends = [text.find(end, after) + len(end) for end in self._ends if end in text[after:]]
+            end = min(ends, default=len(text))
             if whole.startswith(text[:end]):
-                of_whole.append((len(prompt), end))
+                of_whole.append((start, end))
             else:
-                alone.append((text, [(len(prompt), end)]))
+                alone.append((text, [(start, end)]))
         return [*alone, (whole, of_whole)]
 
-    def _end_of_answer(self, content: str, text: str, start: int, number: int) -> int:
-        """Where the answer that begins at `start` ends: after its content, and the token that ends it, if any."""
-        for part in re.split(f"{_OPEN}|{_CLOSE}", content):
-            found = text.find(part.strip(), start)
-            if found < 0:
-                raise RowError("template-drops-text", number=number, role="assistant")
-            start = found + len(part.strip())
-        ends = [text.find(end, start) + len(end) for end in self._ends if end in text[start:]]
-        return min(ends, default=len(text))
+    def _after_prompt(self, messages: Sequence[Message], number: int, text: str) -> int:
+        """Where a text that must begin with the prompt of the answer `number` goes on."""
+        prompt = self._text(messages[: number - 1], open_answer=True)
+        if not text.startswith(prompt):
+            raise RowError("template-rewrites-prompt", number=number, **_difference(prompt, text))
+        return len(prompt)
 
     def _check_dropped(self, messages: Sequence[Message]) -> None:
         """Refuse a conversation of which the template drops a message: stand-ins for its messages show it."""
@@ -147,6 +156,20 @@ class ChatWriter:
         dropped = self._dropped[roles]
         if dropped is not None:
             raise RowError("template-drops-text", number=dropped + 1, role=roles[dropped])
+
+
+def _end_of_content(content: str, text: str, start: int, number: int) -> int:
+    """Where the content of an answer that begins at `start`, and with which the text ends, is written to its end."""
+    opened = _OPENED.search(text, 0, start)
+    written = text[opened.start() if opened else start :]
+    for part in re.split(f"{_OPEN}|{_CLOSE}", content):
+        found = text.find(part.strip(), start)
+        if found < 0:
+            raise RowError("template-drops-text", number=number, role="assistant")
+        start = found + len(part.strip())
+    if any(0 < content.count(each) < written.count(each) for each in (_OPEN, _CLOSE)):
+        raise RowError("template-doubles-thoughts", number=number)
+    return start
 
 
 def _difference(shorter: str, longer: str) -> dict[str, object]:
