@@ -19,7 +19,7 @@ from indictune.config.shared_arguments import ClassifierArguments, LongText, Tex
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.text.pairs import read_pairs
-from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of
+from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of, words_with_spaces
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
 from indictune.models.adapters import config_file, continues_texts
@@ -206,7 +206,7 @@ class Classifier:
         """
         words, served = [(text or "").split() for text in texts], self.served
         cut = {"truncation": True, "max_length": served.reading.max_length, "is_split_into_words": True}
-        encoded = served.tokenizer([row or ["-"] for row in words], **cut)
+        encoded = served.tokenizer(words_with_spaces(served.tokenizer, [row or ["-"] for row in words]), **cut)
         lengths = np.array([len(ids) if row else 0 for ids, row in zip(encoded["input_ids"], words, strict=True)])
         tokens = Encoded([[ids] for ids in encoded["input_ids"]])
         found: list[list[str] | None] = [None] * len(words)

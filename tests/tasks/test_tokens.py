@@ -11,16 +11,18 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import BertConfig
+from transformers import AutoTokenizer, BertConfig
 
 from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.data.sentences import with_one_scheme
+from indictune.data.sentences import Sentences, tokenised_sentences, with_one_scheme
 from indictune.errors import Problems, UserError
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.tokens import TaggedRows, TokenClassification
+from tests.hub_layouts import decoders, encoders
+from tests.hub_layouts.shelf import write_files
 from tests.plans import codes
 from tests.refusals import refused as refusal
 
@@ -158,6 +160,18 @@ def test_a_kind_that_the_model_knows_makes_a_glued_prefix_sure(tmp_path: Path) -
         [["B-PER", "O"]],
     ]
     assert scheme.count == 1
+
+
+@pytest.mark.parametrize("name", ["muril", "xlm_r", "modernbert", "gemma_3", "llama_3_2", "qwen_3"])
+def test_the_tokens_of_words_are_those_of_their_sentence(tmp_path: Path, name: str) -> None:
+    files: Any = getattr(encoders, name, None) or getattr(decoders, name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(write_files(tmp_path, files()))
+    words = ["Ravi", "went", "to", "Pune"]
+    table = pa.Table.from_pylist([{"words": words, "tags": ["O"] * 4, "language": "en", "line": 1}])
+    found = tokenised_sentences({"train": Sentences(table, "t", "--train_file")}, ["O"], tokenizer, 64)["train"]
+    text = tokenizer(" ".join(words))["input_ids"]
+    assert tokenizer.decode(found["input_ids"][0]) == tokenizer.decode(text)
+    assert sum(label == 0 for label in found["labels"][0]) == 4
 
 
 def test_auto_is_the_length_of_all_but_a_few_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,13 +97,23 @@ def usual_length(
     lengths: list[int] = []
     for start in range(0, len(measured), _AT_ONCE):
         some = measured.slice(start, _AT_ONCE).to_pylist()
-        given = (some,) if settings["is_split_into_words"] else separated(some)
+        given = (words_with_spaces(tokenizer, some),) if settings["is_split_into_words"] else separated(some)
         lengths += map(len, tokenizer(*given, **settings)["input_ids"])
     usual = max(3, int(np.percentile(lengths, percentile, method="higher")))
     found = usual if positions is None else min(usual, positions)
     reason = f"the {percentile:g}th percentile of the training rows" if found == usual else "all the model's positions"
     logger.info("--max_length auto: %d tokens, %s", found, reason)
     return found
+
+
+def words_with_spaces(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The words of each row as the tokenizer has to get them: their tokens are those of the words with spaces between.
+
+    Byte-level BPE (LLaMA 3, Qwen, ModernBERT) and Gemma's read given words as one word, as if no spaces were between.
+    """
+    ids = tokenizer(["a", "b"], is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    before = "" if " " in str(tokenizer.decode(ids)).strip() else " "
+    return [[*row[:1], *(before + word for word in row[1:])] for row in rows]
 
 
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
