@@ -26,7 +26,7 @@ from indictune.data.read.conll import TAGS, WORDS, column_key, conll_sentences
 from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
 from indictune.data.read.row_sources import Read, Source, SplitRows
 from indictune.data.row_choice import split_of
-from indictune.data.text.tokenisation import check_lengths
+from indictune.data.text.tokenisation import check_lengths, words_with_spaces
 from indictune.errors import Problems, UserError, attributed_to, problem
 from indictune.files import kind_of_file
 
@@ -133,6 +133,7 @@ _FORMS = {
     "BX": re.compile("(?P<prefix>[BI])(?P<kind>[^-_].*)"),
 }
 OUTSIDE = "O"
+_OUTSIDE_TOO = frozenset(["o", "other", "others", "outside", "none", "_"])  # in lower case
 _Tag = tuple[str, str]  # of a word in an entity: its prefix (B, I, E, S, L or U) and the kind
 
 
@@ -140,15 +141,21 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
     """The splits with tags of the form B-X and I-X (IOB2), whichever scheme they have, and what was read.
 
     Tags that name entities in no known form stay, and so do those of IOBES and BILOU that are among the `known` ones,
-    which are the tags of the model that learns or is scored.
+    which are the tags of the model that learns or is scored. Without O, `Other` and its like stand for it.
     """
     tags = {tag for each in splits.values() for tag in each.tags()}
-    form, parts = _form_of(tags - {OUTSIDE}, known)
+    outside = [OUTSIDE] if OUTSIDE in tags else [tag for tag in tags - {*known} if tag.lower() in _OUTSIDE_TOO]
+    form, parts = _form_of(tags.difference(outside), known)
+    others = sorted(tags.difference(outside, parts))
     prefixes = {prefix for prefix, _ in parts.values()}
-    if not form or (tags <= {*known} and not prefixes <= {"B", "I"}):
-        shown = ", ".join(map(shortened, sorted(tags)[:4]))
+    if others or not form or (tags <= {*known} and not prefixes <= {"B", "I"}):
+        shown = ", ".join(map(shortened, (others or sorted(tags))[:4]))
         note = f"The tags are no other form of B-X and I-X ({shown}, ...), and stay as they are written."
-        return splits, Finding("tag_scheme", 0, sum(map(len, splits.values())), note, warns=False)
+        if form and others:
+            note = (
+                f"The tags are of the form {form}, but not {shown}. All stay as written, and these are entities too."
+            )
+        return splits, Finding("tag_scheme", 0, sum(map(len, splits.values())), note, warns=bool(form and others))
     made, changed, begun = dict[str, Sentences](), 0, Counter[str]()
     for split, each in splits.items():
         given = each.table["tags"].to_pylist()
@@ -159,21 +166,23 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
         made[split] = Sentences(table, each.source, each.origin, each.files)
     examples = ", ".join(form.replace("B", prefix) for prefix in sorted(prefixes))
     become = ", and become B-X and I-X" if changed else ""
+    become += f"; {shortened(outside[0])} is O" if [OUTSIDE] != outside != [] else ""
     note = f"The tags are read as {_scheme(prefixes, begun)} ({examples}){become}."
     logger.info(note)
     return made, Finding("tag_scheme", changed, sum(map(len, splits.values())), note, warns=changed > 0)
 
 
 def _form_of(tags: Collection[str], known: Collection[str]) -> tuple[str, dict[str, _Tag]]:
-    """The form of the tags, and the parts of each one; an empty form if none is sure."""
+    """The form of the tags, or else of most, and the parts of those that have it; an empty form if none is sure."""
+    most: tuple[str, dict[str, _Tag]] = "", {}
     for form, pattern in _FORMS.items():
         matches = {tag: pattern.fullmatch(tag) for tag in tags}
         parts = {tag: (match["prefix"], match["kind"]) for tag, match in matches.items() if match}
         kinds = Counter(kind for _, kind in parts.values())
         is_sure = form == "B-X" or max(kinds.values(), default=0) > 1 or any(f"B-{kind}" in known for kind in kinds)
-        if parts and len(parts) == len(tags) and is_sure:
-            return form, parts
-    return "", {}
+        if is_sure and len(parts) > max(len(most[1]), len(tags) / 2):
+            most = form, parts
+    return most
 
 
 def _as_iob2(tags: Sequence[str], parts: Mapping[str, _Tag], begun: Counter[str]) -> list[str]:
@@ -244,7 +253,8 @@ def tokenised_sentences(
     for split, sentences in splits.items():
         words = sentences.table["words"].to_pylist()
         tags = [[ids[tag] for tag in row] for row in sentences.table["tags"].to_pylist()]
-        encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+        given = words_with_spaces(tokenizer, words)
+        encoded = tokenizer(given, is_split_into_words=True, truncation=True, max_length=max_length)
         labels, is_read = [], []
         for number, row in enumerate(tags):
             begun = [None if word == before else word for before, word in pairwise([None, *encoded.word_ids(number)])]

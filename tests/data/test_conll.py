@@ -116,6 +116,12 @@ def test_columns_stand_in_any_order_between_commas_and_spaces(
     assert tags_of(path, *flags) == [["B-PER", "O"], ["B-LOC"]]
 
 
+def test_a_line_with_names_of_words_and_tags_is_a_header_whatever_else_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("words\tlabels\tsource\nSita\tB-PER\tnews\ncame\tO\tnews\n\nNo\tO\tweb\n", encoding="utf-8")
+    assert (words_of(path), tags_of(path)) == ([["Sita", "came"], ["No"]], [["B-PER", "O"], ["O"]])
+
+
 def test_unclear_and_missing_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_text("word\ttag\tner\nSita\tNN\tB-PER\nआई\tVB\tO\n", encoding="utf-8")
@@ -141,6 +147,8 @@ WRITTEN = [
     ("B_PER I_PER B_LOC O", "B-PER I-PER B-LOC O", "IOB2 (B_X, I_X)"),
     ("BPER IPER BLOC O", "B-PER I-PER B-LOC O", "IOB2 (BX, IX)"),
     ("B-PER I-PER O B-LOC B-LOC", "B-PER I-PER O B-LOC B-LOC", "IOB2 (B-X, I-X)"),
+    ("B-PER I-PER Other B-LOC", "B-PER I-PER O B-LOC", "; Other is O"),
+    ("BPER IPER _ BLOC", "B-PER I-PER O B-LOC", "; _ is O"),
 ]
 
 
@@ -168,6 +176,17 @@ def test_tags_that_may_be_names_stay_as_they_are(tmp_path: Path, given: str) -> 
     found = rows_of(path)
     assert found.splits["train"].table["tags"].to_pylist() == [tags]
     assert (found.scheme.count, found.scheme.warns) == (0, False)
+
+
+@pytest.mark.parametrize("given", ["B-PER I-PER XX O", "BPER IPER BLOC XX O", "B-PER E-PER Other O"])
+def test_a_tag_of_another_form_than_the_others_is_told(tmp_path: Path, given: str) -> None:
+    path = tmp_path / "t.jsonl"
+    tags = given.split()
+    path.write_text(json.dumps({"text": list("abcdefg"[: len(tags)]), "label": tags}), encoding="utf-8")
+    found = rows_of(path)
+    assert found.splits["train"].table["tags"].to_pylist() == [tags]
+    assert found.scheme.warns
+    assert tags[-2] in found.scheme.note
 
 
 def test_words_between_tabs_hold_spaces() -> None:

@@ -128,7 +128,9 @@ def _layout(first: Sequence[str], args: TagArguments, bad: BadRows, number: int)
     if len(first) == 1:
         raise UserError("tags-do-not-match", value=place)
     words = {column_key(word) for word in re.findall(r"[^\W_]+", " ".join(first))}
-    has_names = bool(words and words <= _HEADERS) or any(name in first for name in named if name)
+    keys = {*map(column_key, first)}
+    is_usual = bool(words and words <= _HEADERS) or bool(keys & WORDS and keys & TAGS)
+    has_names = is_usual or any(name in first for name in named if name)
     if not has_names and not any(named) and len(first) == _CONLL_U_COLUMNS and first[0].isdecimal():
         raise UserError("conll-u", value=place)
     usual = (WORDS, TAGS, _SENTENCES) if has_names else ((), (), ())
