@@ -199,8 +199,7 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
         )
         note_commit(config, revision)
         _check_values(config)
-        if _has_class_elsewhere(config):
-            config = with_own_code(config, args, path, flag)
+        config = with_own_code(config, args, path, flag)
     check_weights_setting(config, flag)
     return config
 
@@ -214,10 +213,6 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")
-
-
-def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
-    return config.model_type == "gemma3_text" or bool(own_classes(config))
 
 
 def load_config(
@@ -240,6 +235,10 @@ def load_config(
     if not is_known and not (args.trust_remote_code and kind.__name__ in own):
         details = {"task": task, "model_type": config.model_type}
         raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
+    if own and not has_own_code(args, config):
+        logger.warning(
+            "%s: its own code is not used, but the %s of transformers.", args.model_name_or_path, config.model_type
+        )
     if args.method == "full" and stored_quantisation(config):
         raise UserError("full-of-quantised", "--method", args.method, model=args.model_name_or_path)
     return config
@@ -354,7 +353,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     with explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), flag) if _has_class_elsewhere(config) else config
+        return with_own_code(config, args, str(folder), flag)
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -37,8 +38,11 @@ def runs_own_code(model: nn.Module) -> bool:
 
 
 def means_own_code(config: PreTrainedConfig) -> bool:
-    """Whether a configuration brings code, and names no class of transformers instead."""
-    return bool(own_classes(config)) and not {*map(str, config.architectures or ())} & {*dir(transformers)}
+    """Whether a configuration names a class that transformers does not have, or brings code and names no class."""
+    known = {*dir(transformers), "Gemma3TextForTokenClassification"}  # of ours
+    own = {each.rpartition(".")[2] for each in own_classes(config).values()}
+    named = {re.sub("^(TF|Flax)", "", str(each)) for each in config.architectures or ()}
+    return not own <= known or (bool(own or named) and not named & known)
 
 
 def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:
@@ -46,13 +50,13 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
 
     IndicBERT v3 has Gemma 3's configuration and a class that lets tokens see each other in both directions. By its
     configuration alone, transformers (5.23) would load causal Gemma 3, with `trust_remote_code` too, because the code
-    has no classifier. A configuration that names a class of transformers means that class, whatever code it brings.
+    has no classifier. Code whose class has the name of one of transformers is a copy of that, in most repositories.
 
     Args:
         path: of the model: a folder, or a name on the Hub.
 
     Raises:
-        UserError: `model-means-its-code`.
+        UserError: `model-means-its-code` or, without code, `model-class-unknown`.
     """
     own, named = own_classes(config), list(map(str, config.architectures or ()))
     if not means_own_code(config):
@@ -61,10 +65,12 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
         from indictune.models.token_heads import taggable
 
         return taggable(config)
+    details = {"classes": ", ".join(named or own.values()), "model_type": config.model_type}
+    if not own:
+        example = getattr(AutoModel._model_mapping.get(type(config), None), "__name__", "BertModel")
+        raise UserError("model-class-unknown", flag, args.model_name_or_path, **details, example=example)
     if not args.trust_remote_code:
-        classes = ", ".join(named or own.values())
-        given = flag, args.model_name_or_path
-        raise UserError("model-means-its-code", *given, classes=classes, model_type=config.model_type)
+        raise UserError("model-means-its-code", flag, args.model_name_or_path, **details)
     others = {name for name, named in own.items() if f"{_HEADS_MODULE}." not in named}
     if "AutoModel" in own and not others & {f"AutoModel{name}" for name in _HEADS}:
         base = get_class_from_dynamic_module(own["AutoModel"], path, revision=args.model_revision)

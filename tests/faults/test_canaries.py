@@ -115,6 +115,11 @@ def code_of_a_known_type(folder: Path, canary: Canary) -> None:
     edited(folder / "config.json", auto_map=dict.fromkeys(classes, "evil.Evil"))
 
 
+def code_of_a_known_class(folder: Path, canary: Canary) -> None:
+    (folder / "evil.py").write_text(canary.python + "class BertModel: pass\n")
+    edited(folder / "config.json", auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.BertModel"})
+
+
 def code_of_a_tokenizer(folder: Path, canary: Canary) -> None:
     (folder / "evil.py").write_text(canary.python + "class Evil: pass\n")
     edited(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
@@ -144,7 +149,8 @@ class TestAForeignModel:
             (weights_that_are_a_pickle, "model-unreadable"),
             (pickles_beside, None),
             (code_of_an_unknown_type, "model-needs-its-code"),
-            (code_of_a_known_type, None),
+            (code_of_a_known_type, "model-means-its-code"),
+            (code_of_a_known_class, None),
             (code_of_a_tokenizer, None),
             (code_of_a_tokenizer_that_is_unknown, "model-unreadable model-needs-its-code"),
             (a_tokenizer_that_is_a_pickle, "model-unreadable"),

@@ -42,11 +42,36 @@ def test_its_class_of_transformers_is_not_taken_for_it(v3: Path) -> None:
         load_causal_config(ModelArguments(str(v3), trust_remote_code=True))
 
 
-def test_code_of_a_class_that_transformers_has_is_not_needed(tmp_path: Path) -> None:
+def with_settings(folder: Path, **settings: Any) -> ModelArguments:
+    path = folder / "config.json"
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name != "auto_map"}
+    path.write_text(json.dumps(kept | settings))
+    return ModelArguments(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"architectures": ["Gemma3ForCausalLM"], "auto_map": {"AutoModel": "a.GemmaBi"}}, "model-means-its-code"),
+        ({"architectures": ["Gemma3TextModel"], "auto_map": {"AutoModel": "a.GemmaBi"}}, "model-means-its-code"),
+        ({"architectures": ["GemmaBi"]}, "model-class-unknown"),
+    ],
+)
+def test_a_class_that_transformers_does_not_have_is_never_left_out(
+    v3: Path, settings: dict[str, Any], code: str
+) -> None:
+    with refused(code, flag="--model_name_or_path"):
+        load_classifier_config(with_settings(v3, **settings))
+
+
+def test_code_of_a_class_that_transformers_has_is_not_needed_and_its_name_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write_files(tmp_path / "gemma", gemma_3())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}))
-    assert type(load_causal_config(ModelArguments(str(folder)))).__name__ == "Gemma3TextConfig"
+    config = load_causal_config(with_settings(folder, auto_map={"AutoModelForCausalLM": "a.Gemma3ForCausalLM"}))
+    assert type(config).__name__ == "Gemma3TextConfig"
+    assert "own code is not used" in caplog.text
+    assert load_causal_config(with_settings(folder, architectures=["FlaxGemma3ForCausalLM"])) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
