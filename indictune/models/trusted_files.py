@@ -283,7 +283,10 @@ def are_pickled(args: ModelArguments, flag: str = MODEL_FLAG) -> bool:
         def has(file: str) -> bool:
             return bool(has_file(name, file, revision=revision, local_files_only=is_offline_mode()))
 
-        if has(WHOLE) or has(INDEX):
+        if has(WHOLE):
+            return False
+        if has(INDEX):
+            _named_in(Path(str(cached_file(name, INDEX, revision=revision))), args.model_name_or_path, flag)
             return False
         is_whole = has(PICKLED)
         if not is_whole and not has(PICKLED_INDEX):
