@@ -44,15 +44,23 @@ _SCRIPT_OF_LETTER = {
 }
 # Codes of English and India's scheduled languages, as datasets have them; `bd` is Bodo in AI4Bharat's.
 _CODE = re.compile("as|bd|bho|bn|brx|doi|en|gom|gu|hi|kn|kok|ks|mai|ml|mni|mr|ne|or|pa|sa|sat|sd|ta|te|ur")
+# Of languages that have two letters (ISO 639-2 and 639-3), as FLORES and IN22 have them.
+_SHORT_AND_LONG = (
+    "as asm, bn ben, en eng, gu guj, hi hin, kn kan, ks kas, ml mal, mr mar, ne nep, ne npi, or ori, or ory, pa pan, "
+    "sa san, sd snd, ta tam, te tel, ur urd"
+)
+_OF_THREE_LETTERS = {long: short for short, long in re.findall("(..) (...)", _SHORT_AND_LONG)}
+_NAMED = re.compile(r"(?:.*?[-_.])??(?P<code>[A-Za-z]{2,3})(?:[-_](?:[A-Z]{2}|[A-Z][a-z]{3}))?")
 NO_LETTERS = "no letters"
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
 _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
 
 
 def language_named(name: str) -> str | None:
-    """The language that a configuration or a split names: `hi` of `hi`, `translation-hi` and `iitp-mr.hi`."""
-    last = re.split(r"[-_.]", name)[-1].lower()
-    return last if _CODE.fullmatch(last) else None
+    """The language that a configuration or a split names: `hi` of `hi`, `iitp-mr.hi`, `hi-IN` and `hin_Deva`."""
+    match = _NAMED.fullmatch(name)
+    code = match["code"].lower() if match else ""
+    return code if _CODE.fullmatch(code) else _OF_THREE_LETTERS.get(code)
 
 
 def language_of(text: str) -> str:

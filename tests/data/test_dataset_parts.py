@@ -94,6 +94,12 @@ def test_several_configurations_are_read_one_after_the_other() -> None:
     assert len(rows["test"]) == len(rows["validation"]) == 10
 
 
+def test_a_part_of_a_configuration_needs_no_other() -> None:
+    rows = load(None, "train=translation-hi/train", "test=mix/ta")
+    assert (len(rows["train"]), rows["test"].table["language"].to_pylist()[:1]) == (10, ["ta"])
+    assert "validation" not in rows
+
+
 def test_parts_of_conversations(folder: Path) -> None:
     rows = [{"prompt": f"p {n}", "completion": f"c {n}"} for n in range(10)]
     (folder / "ta.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -119,6 +125,10 @@ def test_a_row_that_names_its_language_keeps_it(folder: Path) -> None:
         ("translation-ta", "ta"),
         ("iitp-mr.hi", "hi"),
         ("wiki_ur", "ur"),
+        ("mr-IN", "mr"),
+        ("npi_Deva", "ne"),
+        ("tweets-hin", "hi"),
+        ("IN", None),
         ("nmt-seed", None),
         ("train", None),
     ],

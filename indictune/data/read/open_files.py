@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from indictune.credentials import without_tokens
 from indictune.data.cache import build_once
+from indictune.data.languages import language_named
 from indictune.errors import UserError
 from indictune.files import PACKED, cache_folder, json_or_nothing, kept_in, kind_of_file, write_json
 
@@ -171,7 +172,8 @@ def _matching(pattern: str, files: Iterable[str]) -> dict[str, str | None]:
         signs = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]", LANGUAGE: "(?P<language>[a-z]{2,3})"}
         parts = re.split("(" + "|".join(map(re.escape, signs)) + ")", end)
         whole = re.compile("(?:.*/)?" + "".join(signs.get(part, re.escape(part)) for part in parts))
-        found = {file: match["language"] for file in found if (match := whole.fullmatch(file))}
+        codes = {file: match["language"] for file in found if (match := whole.fullmatch(file))}
+        found = {file: language_named(code) or code for file, code in codes.items()}
     if not found:
         raise UserError("no-files-match", value=pattern)
     return found

@@ -232,6 +232,13 @@ def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[
     named, parts, problems = args.dataset_config_name, parts_named(args.dataset_splits), Problems()
     own = [part.config for of_split in parts.values() for part in of_split if part.config is not None]
     words: list[str | None] = [*named] if isinstance(named, list) else [named]
+    if (
+        named is None
+        and own
+        and parts.keys() >= {"train"}
+        and all(each.config for of in parts.values() for each in of)
+    ):
+        words = []  # each part names its own
     name, revision = str(args.dataset_name), args.dataset_revision
     found = {each: load_hub_dataset(name, each, revision, is_read) for each in dict.fromkeys([*words, *own])}
     sources, used = dict[str, Source[Item]](), set[tuple[str | None, str]]()
@@ -242,6 +249,10 @@ def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[
                 shown, splits = "/".join(filter(None, (name, config, part.split))), ", ".join(found[config])
                 if part.split in found[config]:
                     language = language_named(config or "") or language_named(part.split)
+                    if language is None and len(words) > 1:
+                        logger.warning(
+                            "--dataset_config_name %s names no language: scripts tell those of rows.", config
+                        )
                     taken.append((found[config][part.split], part, shown, language))
                     used.add((config, part.split))
                 elif split in parts:
