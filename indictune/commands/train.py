@@ -43,6 +43,8 @@ _SMALL = {
     "tokens": "recipes/tokens/small_from_scratch.yaml",
     "chat": "recipes/llama/demo.yaml",
 }
+_ROWS = {"classification": "builtin:tweets", "tokens": "builtin:names", "chat": "builtin:chats"}
+_SOURCES = {"dataset_name", "train_file", "train_files", "validation_file", "test_file"}
 _PRETRAINED = "--model_name_or_path ai4bharat/IndicBERTv2-MLM-only starts from a pretrained model."
 
 
@@ -131,8 +133,12 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
 
 
 def with_defaults(asked: Asked) -> Asked:
-    """The same with a folder for the run, and with the small recipe where neither recipe nor model is given."""
+    """The same with a folder for the run and, without a recipe, a small model and built-in rows if none are named."""
     recipe, content, notes = asked.recipe, asked.content, []
+    if recipe is None and not asked.flags.keys() & _SOURCES:
+        rows = _ROWS[asked.task]
+        asked = replace(asked, flags={**asked.flags, "dataset_name": [rows]})
+        notes.append(f"no training rows given: those of this package ({rows}). --train_file FILE takes yours.")
     if recipe is None and "model_name_or_path" not in asked.flags:
         recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
         content = {**load_recipe(recipe), "output_dir": None}

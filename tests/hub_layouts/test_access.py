@@ -64,6 +64,25 @@ def test_a_model_of_nobody_and_a_revision_that_is_not_there_are_refused(place: P
     assert (revision.returncode, codes(revision.stderr)) == (2, ["no-such-revision"])
 
 
+def test_a_model_alone_trains_on_the_tweets_of_the_package(place: Place, tmp_path: Path) -> None:
+    command = ("train", "sentiment", "--model_name_or_path", "ai4bharat/IndicBERTv2-MLM-only")
+    brief = ("--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--max_unknown_share", "1")
+    done = place.run(*command, *brief)
+    assert done.returncode == 0, done.stderr
+    assert "builtin:tweets" in done.stderr
+
+
+def test_an_index_of_safetensors_that_leads_outside_is_refused_before_rows_are_read(
+    place: Place, tmp_path: Path
+) -> None:
+    files = dict(place.hub.shelf.repositories[0].commits[place.commits["ai4bharat/IndicBERTv2-MLM-only"]])
+    index = {"metadata": {}, "weight_map": {"weight": "../../x.safetensors"}}
+    place.hub.shelf.add("me/outside", files | {"model.safetensors.index.json": json.dumps(index).encode()})
+    refused = train(place, "me/outside", tmp_path / "out")
+    assert (refused.returncode, codes(refused.stderr)) == (2, ["index-outside-model"])
+    assert "reading" not in refused.stderr
+
+
 def test_a_hub_that_counts_requests_is_told_of(place: Place, tmp_path: Path) -> None:
     files = dict(place.hub.shelf.repositories[0].commits[place.commits["ai4bharat/IndicBERTv2-MLM-only"]])
     place.hub.shelf.add("me/counted", files)
