@@ -315,7 +315,7 @@ def test_a_resumed_run_refuses_an_object_that_changed(bucket: Any, tmp_path: Pat
     command += ["--eval_strategy", "no", "--global_batch_size", "8", "--max_steps"]
     environment = {"AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"]}
     assert start([*command, "1", "--load_best_model_at_end", "false"], environment).returncode == 0
-    bucket.put_object(Key="a.csv", Body=f"text,label\n{rows}shaam,x\n".encode())
+    bucket.put_object(Key="a.csv", Body=f"text,label\n{rows}subah 2,x\n".encode())
     more = ("--load_best_model_at_end", "false", "--resume_from_checkpoint", "auto")
     for code in ("finished-with-other-rows", "resume-other-rows"):
         again = start([*command, "2", *more], environment)
