@@ -69,4 +69,4 @@ def models_page() -> str:
 def _cell(result: Any) -> str:
     if isinstance(result, list):
         return ", ".join(f"[`{code}`](errors.md#{code})" for code in result)
-    return {True: "yes", False: "no"}.get(result, "")
+    return "" if result is None else "yes" if result is True else "no"
