@@ -28,7 +28,7 @@ class ChatFlags(FinishedModelArguments):
     temperature: float = flag(0.0, "0 takes the likeliest token each time. Above 0 tokens are drawn; 1 is usual.")
     chat_template: str | None = flag(
         None,
-        "How messages become text: llama3, llama2, chatml, plain or a .jinja file. Default: that of the training.",
+        "How messages become text: llama3, llama2, chatml, tulu, plain or a .jinja file. Default: the training's.",
     )
 
 

@@ -30,7 +30,7 @@ class ChatArguments(Checked):
     )
     chat_template: str | None = flag(
         None,
-        "How messages become text: llama3, llama2, chatml, plain, or a .jinja file. Default: the tokenizer's own; "
+        "How messages become text: llama3, llama2, chatml, tulu, plain or a .jinja file. By default the tokenizer's; "
         "`plain` for prompt and completion texts.",
     )
     train_on_prompts: bool = flag(False, "Compute the loss on all tokens, not only on those of the answers.")

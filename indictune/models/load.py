@@ -30,7 +30,7 @@ from indictune.data.text.cleaning import write_devanagari
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
-from indictune.models.own_code import means_own_code, with_own_code
+from indictune.models.own_code import with_own_code
 from indictune.models.trusted_files import (
     ADAPTER_CONFIG,
     BROKEN,
@@ -42,6 +42,7 @@ from indictune.models.trusted_files import (
     check_weights_setting,
     explained,
     first_line,
+    means_own_code,
     own_classes,
 )
 from indictune.upstream import commit_of, note_commit
@@ -199,7 +200,8 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
         )
         note_commit(config, revision)
         _check_values(config)
-        config = with_own_code(config, args, path, flag)
+        if _has_class_elsewhere(config):
+            config = with_own_code(config, args, path, flag)
     check_weights_setting(config, flag)
     return config
 
@@ -213,6 +215,10 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")
+
+
+def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
+    return config.model_type == "gemma3_text" or means_own_code(config)
 
 
 def load_config(
@@ -353,7 +359,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     with explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), flag)
+        return with_own_code(config, args, str(folder), flag) if _has_class_elsewhere(config) else config
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import transformers
 from torch import nn
 from transformers import (
     AutoModel,
@@ -22,7 +20,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.trusted_files import own_classes
+from indictune.models.trusted_files import means_own_code, own_classes
 
 _HEADS: Mapping[str, tuple[Any, type[Any]]] = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, GenericForSequenceClassification),
@@ -35,14 +33,6 @@ def runs_own_code(model: nn.Module) -> bool:
     # FSDP2 replaces the class of a sharded model by a subclass.
     own = getattr(model, "get_base_model", lambda: model)()
     return any(each.__module__.startswith("transformers_modules") for each in type(own).__mro__)
-
-
-def means_own_code(config: PreTrainedConfig) -> bool:
-    """Whether a configuration names a class that transformers does not have, or brings code and names no class."""
-    known = {*dir(transformers), "Gemma3TextForTokenClassification"}  # of ours
-    own = {each.rpartition(".")[2] for each in own_classes(config).values()}
-    named = {re.sub("^(TF|Flax)", "", str(each)) for each in config.architectures or ()}
-    return not own <= known or (bool(own or named) and not named & known)
 
 
 def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:

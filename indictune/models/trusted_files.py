@@ -15,6 +15,7 @@ from typing import Any
 from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
+import transformers
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError
@@ -126,6 +127,14 @@ def own_classes(config: PreTrainedConfig) -> dict[str, str]:
     """Auto class of a model -> MODULE.CLASS of its own code, perhaps after REPOSITORY--."""
     named: dict[str, object] = config.to_dict().get("auto_map") or {}
     return {name: str(each) for name, each in named.items() if name.startswith("AutoModel")}
+
+
+def means_own_code(config: PreTrainedConfig) -> bool:
+    """Whether a configuration names a class that transformers does not have, or brings code and names no class."""
+    known = {*dir(transformers), "Gemma3TextForTokenClassification"}  # of ours
+    own = {each.rpartition(".")[2] for each in own_classes(config).values()}
+    named = {re.sub("^(TF|Flax)", "", str(each)) for each in config.architectures or ()}
+    return not own <= known or (bool(own or named) and not named & known)
 
 
 def check_weights_setting(config: PreTrainedConfig, flag: str) -> None:

@@ -31,7 +31,7 @@ from tests.ranks.launching import ROOT
 LLAMA2_FILE = ROOT / "../shared/data/tokenizers/llama2/tokenizer.model"
 LLAMA3_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
-TEMPLATES = ["llama3", "llama2", "chatml", "plain"]
+TEMPLATES = ["llama3", "llama2", "chatml", "tulu", "plain"]
 
 HINDI = [("दिल्ली का मौसम कैसा है?", "आज धूप निकली है।"), ("कल?", "कल बारिश होगी, छाता रखिए।")]
 TELUGU = [("తెలంగాణ రాజధాని ఏది?", "హైదరాబాద్, ముత్యాల నగరం."), ("ఆంధ్రది?", "అమరావతి.")]
@@ -306,6 +306,8 @@ WRITTEN = {
     "<|begin_of_text|>[INST] R [/INST] B <|end_of_text|>",
     "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
     "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n",
+    "tulu": "<|begin_of_text|><|system|>\nS\n<|user|>\nQ\n<|assistant|>\nA<|end_of_text|>\n"
+    "<|user|>\nR\n<|assistant|>\nB<|end_of_text|>\n",
     "plain": "<|begin_of_text|>SQA<|end_of_text|>RB<|end_of_text|>",
 }
 

@@ -52,7 +52,7 @@ LAYOUTS = {
     "sarvamai/sarvam-1": "two shards; no padding token; was renamed",
     "sarvamai/sarvam-m": "a Mistral whose template thinks; no padding token",
     "krutrim-ai-labs/Krutrim-2-instruct": "a Mistral: pickles in shards only; template of plain words",
-    "ai4bharat/Airavata": "no chat template (`--chat_template`)",
+    "ai4bharat/Airavata": "no chat template (`--chat_template tulu`)",
     "meta-llama/Llama-3.2-1B-Instruct": "gated, tied; template with the date",
     "google/gemma-3-1b-it": "gated, tied; template that alternates",
     "Qwen/Qwen3-0.6B": "tied; template with thoughts",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.data.published_templates import AIRAVATA
 from tests.hub_layouts.conftest import Place
 from tests.hub_layouts.models import DECODERS, ENCODERS, LAYOUTS
 from tests.hub_layouts.tiny import WORDS
@@ -76,9 +75,7 @@ def test_a_classifier(place: Place, name: str) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_language_model(place: Place, name: str) -> None:
-    (place.folder / "airavata.jinja").write_text(AIRAVATA, encoding="utf-8")
-    given = "--chat_template", str(place.folder / "airavata.jinja")
-    template = given if name == "ai4bharat/Airavata" else ()
+    template = ("--chat_template", "tulu") if name == "ai4bharat/Airavata" else ()
     found = tried(place, name, "llama", "--train_file", place.rows("chats.jsonl", CHATS), *template)
     folder = place.folder / name.replace("/", "--")
     found["answers"] = outcome(place, "tests/hub_layouts/answer.py", str(folder / "lora"), WORDS[0])

@@ -78,7 +78,7 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
 def _named_template(name: str) -> str:
     path = Path(name) if name.endswith(".jinja") else _TEMPLATES / f"{name}.jinja"
     if not path.is_file():
-        known = "llama3, llama2, chatml and plain, or a .jinja file"
+        known = "llama3, llama2, chatml, tulu and plain, or a .jinja file"
         raise UserError("no-such-name", "--chat_template", name, kind="template", known=known)
     try:
         return path.read_text(encoding="utf-8")
