@@ -35,9 +35,9 @@ taken; what bots offer in open pull requests is not.
 
 IndicBERT v3 is Gemma 3 that its own Python code makes bidirectional. Without the code it would be another model, so
 `--trust_remote_code true` is needed: then our heads for texts and words stand on that code, which is saved with the
-model. transformers alone reads the result with `trust_remote_code=True`. Many repositories also bring a copy of a class
-that transformers has: such code is not needed, and the run says that it is not used. A `config.json` that names a class
-that neither transformers nor its own code has is refused.
+model. transformers alone reads the result with `trust_remote_code=True`. Many repositories bring a copy of a class of
+transformers: such code is not needed, and the run says that it is not used. A `config.json` with a class that neither
+transformers nor its own code has is refused.
 
 ## Scripts
 

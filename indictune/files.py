@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import yaml
@@ -120,13 +121,13 @@ class LineFile:
 
     def __init__(self, path: Path, whole_bytes: int = 0) -> None:
         self.path, self._whole = path, whole_bytes
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        # No other's on a shared disk, where processes of several containers have one number; nor a link's of a folder.
+        self._temporary = path.with_name(f".{path.name}.{token_hex(8)}")
         self._needed = 0
 
     def __enter__(self) -> LineFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._cleaning():
-            self._temporary.unlink(missing_ok=True)  # an unpacked folder may bring a link under that name
             self._file = self._temporary.open("xb")
         return self
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 from transformers import (
+    MODEL_MAPPING,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -57,7 +58,7 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
         return taggable(config)
     details = {"classes": ", ".join(named or own.values()), "model_type": config.model_type}
     if not own:
-        example = getattr(AutoModel._model_mapping.get(type(config), None), "__name__", "BertModel")
+        example = getattr(MODEL_MAPPING.get(type(config), None), "__name__", "BertModel")
         raise UserError("model-class-unknown", flag, args.model_name_or_path, **details, example=example)
     if not args.trust_remote_code:
         raise UserError("model-means-its-code", flag, args.model_name_or_path, **details)

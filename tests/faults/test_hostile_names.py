@@ -463,7 +463,7 @@ def test_a_hub_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, monk
     index = {"metadata": {}, "weight_map": {"bert.pooler.dense.weight": "../../../outside.safetensors"}}
     (snapshot / INDEX).write_text(json.dumps(index))
     args = ModelArguments("evil/model")
-    with refused("model-unreadable", "evil/model", "outside.safet"):
+    with refused("index-outside-model", "evil/model", "outside.safet"):
         load_classifier(args, ["no", "yes"], load_tokenizer(args))
 
 

@@ -7,7 +7,9 @@ import math
 import os
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -82,14 +84,12 @@ class TestWriting:
         assert (tmp_path / "a.txt").read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
-    def test_a_link_under_the_name_that_it_writes_to_first_is_not_followed(self, tmp_path: Path) -> None:
-        """A folder that was downloaded may bring one for each number that a process may have."""
-        (tmp_path / "theirs").write_text("kept")
-        for target in ("theirs", "nothing"):
-            (tmp_path / f".a.txt.{os.getpid()}").symlink_to(target)
-            write_whole(tmp_path / "a.txt", "new")
-            assert not (tmp_path / "a.txt").is_symlink()
-        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "kept", "a.txt": "new"}
+    def test_several_that_write_it_at_once_leave_one_whole(self, tmp_path: Path) -> None:
+        texts = [str(number) * 100_000 for number in range(4)]
+        with ThreadPoolExecutor(4) as writers:
+            list(writers.map(partial(write_whole, tmp_path / "a.txt"), texts * 20))
+        assert (tmp_path / "a.txt").read_text() in texts
+        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
     def test_names_that_are_no_utf_8_come_back_as_they_were(self, tmp_path: Path) -> None:
         name = os.fsdecode(b"caf\xe9.csv")
