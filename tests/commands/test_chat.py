@@ -86,6 +86,7 @@ def test_texts_as_they_are_have_no_history(llama: Path, talk: Talk) -> None:
     assert first == second == continued(llama, "<|begin_of_text|>नमस्ते")
 
 
+@pytest.mark.more
 def test_the_likeliest_tokens_or_drawn_ones(llama: Path, talk: Talk) -> None:
     assert len({tuple(talk(llama, "नमस्ते\n")) for _ in range(2)}) == 1
     assert len({tuple(talk(llama, "नमस्ते\n", "--temperature", "3")) for _ in range(2)}) == 2

@@ -211,6 +211,7 @@ def test_pickles_are_trusted_in_the_folder_of_a_run(tmp_path: Path) -> None:
         plain_model.check_run_folder(checkpoint, trust_checkpoint=False)
 
 
+@pytest.mark.more
 def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ["--method", "lora", "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")]
     result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags])

@@ -223,6 +223,7 @@ def test_the_limits_of_a_page_hold_in_its_server_too() -> None:
 
 
 @needs_gradio
+@pytest.mark.more
 def test_a_page_and_a_space_have_two_fields_for_pairs(tmp_path: Path) -> None:
     from indictune.serving.gradio_pages import classifier_page
     from indictune.serving.space_classifier import classifying, reads_pairs

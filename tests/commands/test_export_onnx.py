@@ -61,6 +61,7 @@ def record(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.more
 def test_a_model_whose_scores_are_no_numbers_is_not_exported(tmp_path: Path) -> None:
     broken = random_classifier(tmp_path / "broken", "bert", layers=1)
     weights = load_file(broken / "model.safetensors")

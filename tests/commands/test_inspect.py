@@ -51,6 +51,7 @@ def test_an_answer_is_marked_token_by_token(show: Show) -> None:
     assert place.startswith("chats.jsonl:1: ")
 
 
+@pytest.mark.more
 def test_three_rows_are_shown_unless_another_number_is_given(show: Show) -> None:
     assert len(show("chats.jsonl", "--validation_split", "0")) == 3
     assert show("chats.jsonl", "--show_mask", "0") == []
@@ -94,6 +95,7 @@ def test_a_recipe_names_the_rows(show: Show) -> None:
     assert ["train.jsonl:" in row for row in rows] == [True, True]
 
 
+@pytest.mark.more
 def test_a_terminal_gets_colours_unless_they_are_unwanted(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

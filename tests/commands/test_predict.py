@@ -265,6 +265,7 @@ def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
     assert tweets == ["'@ lata_d kya movie thi 😍", "bakwaas meta no tab here", "ok"]  # @ begins no formula
 
 
+@pytest.mark.more
 def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.csv").write_text('tweet;n\nएक, दो;1\n"two;2\nthree;3\nfour;4\n', encoding="utf-8")
     write_xlsx(str(tmp_path / "in.xlsx"), [["tweet"], ["एक, दो"], ["three"], ["four"]])

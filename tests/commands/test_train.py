@@ -124,6 +124,7 @@ def test_a_dry_run_counts_the_rows_of_the_embedding_that_are_trained(
     assert off == (whole, whole)
 
 
+@pytest.mark.more
 def test_a_dry_run_has_an_embedding_row_for_each_learned_token(
     empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def ended(job: Job) -> dict[str, Any]:
 
 # After two steps, in the middle of an epoch; the slow tests try all. DDP goes on in `test_a_request_to_one_rank_...`.
 MARKS: dict[tuple[str, int], list[pytest.MarkDecorator]] = {
-    ("zero2", 2): [],
+    ("zero2", 2): [pytest.mark.more],
     ("fsdp2", 3): [pytest.mark.more],
     ("zero3_offload", 5): [pytest.mark.more],
 }

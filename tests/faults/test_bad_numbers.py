@@ -84,7 +84,7 @@ def test_a_gradient_that_one_rank_spoils_stops_all(
 @pytest.mark.parametrize(
     ("action", "event"),
     [
-        ("skip", LOSS),
+        pytest.param("skip", LOSS, marks=pytest.mark.more),
         pytest.param("rollback", GRADIENT, marks=pytest.mark.more),
         pytest.param("skip", GRADIENT, marks=pytest.mark.slow),
         pytest.param("rollback", LOSS, marks=pytest.mark.slow),

@@ -148,6 +148,7 @@ def test_a_checkpoint_goes_after_the_next_has_its_name(
     assert job.outcome() == unbroken_with_room_for_one.outcome()
 
 
+@pytest.mark.more
 def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ def test_a_finished_run_has_a_report(finished_run: FinishedRun) -> None:
     assert {path.stem for path in (folder / "figures").iterdir()} >= {"loss", "languages", "confusion", "reliability"}
 
 
+@pytest.mark.more
 def test_the_program_of_an_adapter_of_a_classifier_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

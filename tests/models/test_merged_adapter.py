@@ -249,7 +249,7 @@ def in_fp32(model: Any) -> Any:
     "config",
     [
         nf4(),
-        nf4(bnb_4bit_use_double_quant=False, llm_int8_skip_modules=None),
+        pytest.param(nf4(bnb_4bit_use_double_quant=False, llm_int8_skip_modules=None), marks=pytest.mark.more),
         pytest.param(nf4(bnb_4bit_quant_type="fp4"), marks=pytest.mark.more),
     ],
     ids=["ours", "single, default skips", "fp4"],
@@ -341,6 +341,7 @@ def test_4_bit_is_written_only_when_asked_and_with_a_warning(
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "out"}
 
 
+@pytest.mark.more
 def test_many_small_files_hold_the_same_model_as_one(tmp_path: Path) -> None:
     base = llama(tmp_path / "base")
     adapted = adapt(causal(base), tmp_path / "adapter")

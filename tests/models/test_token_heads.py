@@ -40,7 +40,10 @@ DECODERS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**DECODER),
     "qwen3": Qwen3Config(**DECODER),
 }
-every_decoder = pytest.mark.parametrize("name", DECODERS)
+every_decoder = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "gemma3-bidirectional" else pytest.mark.more) for name in DECODERS],
+)
 
 
 def base(folder: Path, name: str) -> str:
