@@ -62,7 +62,11 @@ def check(name: str, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    "name",
+    # Those with translated pairs have the layout of the first.
+    [pytest.param(name, marks=pytest.mark.slow if name.endswith("-TLM") else ()) for name in ENCODERS],
+)
 def test_a_classifier(place: Place, name: str) -> None:
     trust = ("--trust_remote_code", "true") if name == "ai4bharat/IndicBERT-v3-270M" else ()
     found = tried(place, name, "sentiment", "--train_file", place.rows("tweets.jsonl", TWEETS), *trust)
