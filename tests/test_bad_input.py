@@ -152,7 +152,8 @@ REFUSED_FLAGS = (
 def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
     no_tokenizer = job.folder / "no_tokenizer"
     no_tokenizer.mkdir()
-    shutil.copy(Path(job.flags["model_name_or_path"], "config.json"), no_tokenizer)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(Path(job.flags["model_name_or_path"], name), no_tokenizer)
     job.write("train.jsonl", *GOOD * 5_001, ("ठीक", ""))
     (job.folder / "other.jsonl").write_text('{"words": "ठीक", "label": "positive"}\n', encoding="utf-8")
     words = [flag.format(no_tokenizer=no_tokenizer) for flag in flags]

@@ -102,7 +102,6 @@ def ended(job: Job) -> dict[str, Any]:
 MARKS: dict[tuple[str, int], list[pytest.MarkDecorator]] = {
     ("zero2", 2): [pytest.mark.more],
     ("fsdp2", 3): [pytest.mark.more],
-    ("zero3_offload", 5): [pytest.mark.more],
 }
 ALL = [
     (strategy, step)

@@ -29,8 +29,8 @@ SLOW = ("zero1", "zero2", "zero3_offload")
 # of a group evaluate all rows together.
 STRATEGIES = [
     ("ddp", None),
-    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("ddp", "fsdp2", "zero3")),
-    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("fsdp2", "zero3")),
+    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ddp", *SLOW)),
     *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("pipeline", "tp")),
 ]
 

@@ -194,7 +194,7 @@ def test_bf16(runs: dict[str, Runs], record_property: Note, kind: str, file: str
     assert departures(exact, run, 1e-6) != []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_matrix_has_what_the_plans_say(runs: dict[str, Runs]) -> None:
     """Each cell is there. It is refused by the plan with the code that is written down, or it has passed."""
     found = {

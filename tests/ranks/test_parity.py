@@ -57,8 +57,8 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start) -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        *(pytest.param(name, marks=pytest.mark.more) for name in ("ddp", "fsdp2", "zero3")),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pipeline", "zero1", "zero2")),
+        pytest.param("zero3", marks=pytest.mark.more),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "pipeline", "zero1", "zero2")),
     ],
 )
 def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
