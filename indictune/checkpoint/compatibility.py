@@ -243,8 +243,6 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     packages = {each: (was[each], is_now[each]) for each in is_now if was.get(each, is_now[each]) != is_now[each]}
     if packages:
         found.append(f"{name} was written by other packages: {_listed(packages, '')}.")
-    if changed := changed_files(checkpoint, train_file_digests(now)):
-        found.append(f"{name}:{changed}")
     return found
 
 

@@ -173,7 +173,7 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
 
 
 def _form_of(tags: Collection[str], known: Collection[str]) -> tuple[str, dict[str, _Tag]]:
-    """The form of the tags, or else of most, and the parts of those that have it; an empty form if none is sure."""
+    """The form that all tags have, or most of them, and the parts of these tags; an empty form if none is sure."""
     most: tuple[str, dict[str, _Tag]] = "", {}
     for form, pattern in _FORMS.items():
         matches = {tag: pattern.fullmatch(tag) for tag in tags}

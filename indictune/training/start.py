@@ -303,6 +303,9 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
         now = resolved(plan.model, plan.data, args)
         compatibility.check_fits(point.checkpoint, plan.launch, now, plan.model_values)
         run.warn(compatibility.resume_warnings(point.checkpoint, plan.launch, now | flag_contents(plan)))
+        digests = compatibility.train_file_digests(now) if args.should_save else {}  # once on a disk: it reads them
+        if changed := compatibility.changed_files(point.checkpoint, digests):
+            run.warn([f"{point.checkpoint.name}:{changed}"])
     for each in filter(Path.exists, point.damaged if args.should_save else ()):
         store.set_aside(each)
     return point

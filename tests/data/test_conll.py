@@ -152,14 +152,18 @@ WRITTEN = [
 ]
 
 
+def rows_of_tags(folder: Path, tags: list[str]) -> TaggedRows:
+    path = folder / "t.jsonl"
+    path.write_text(json.dumps({"text": list("abcdefg"[: len(tags)]), "label": tags}), encoding="utf-8")
+    return rows_of(path)
+
+
 @pytest.mark.parametrize(("given", "expected", "scheme"), WRITTEN)
 def test_tags_of_every_scheme_become_one_with_the_same_entities(
     tmp_path: Path, given: str, expected: str, scheme: str
 ) -> None:
-    path = tmp_path / "t.jsonl"
     tags = given.split()
-    path.write_text(json.dumps({"text": list("abcdefg"[: len(tags)]), "label": tags}), encoding="utf-8")
-    found = rows_of(path)
+    found = rows_of_tags(tmp_path, tags)
     assert found.splits["train"].table["tags"].to_pylist() == [expected.split()]
     assert scheme in found.scheme.note
     assert found.scheme.warns == (given != expected)
@@ -170,20 +174,16 @@ def test_tags_of_every_scheme_become_one_with_the_same_entities(
 
 @pytest.mark.parametrize("given", ["BRAND INDIA O", "PER LOC O", "B_PER O", "B-PER LOC O", "NN VB", "B I O"])
 def test_tags_that_may_be_names_stay_as_they_are(tmp_path: Path, given: str) -> None:
-    path = tmp_path / "t.jsonl"
     tags = given.split()
-    path.write_text(json.dumps({"text": list("abcdefg"[: len(tags)]), "label": tags}), encoding="utf-8")
-    found = rows_of(path)
+    found = rows_of_tags(tmp_path, tags)
     assert found.splits["train"].table["tags"].to_pylist() == [tags]
     assert (found.scheme.count, found.scheme.warns) == (0, False)
 
 
 @pytest.mark.parametrize("given", ["B-PER I-PER XX O", "BPER IPER BLOC XX O", "B-PER E-PER Other O"])
 def test_a_tag_of_another_form_than_the_others_is_told(tmp_path: Path, given: str) -> None:
-    path = tmp_path / "t.jsonl"
     tags = given.split()
-    path.write_text(json.dumps({"text": list("abcdefg"[: len(tags)]), "label": tags}), encoding="utf-8")
-    found = rows_of(path)
+    found = rows_of_tags(tmp_path, tags)
     assert found.splits["train"].table["tags"].to_pylist() == [tags]
     assert found.scheme.warns
     assert tags[-2] in found.scheme.note

@@ -232,12 +232,7 @@ def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[
     named, parts, problems = args.dataset_config_name, parts_named(args.dataset_splits), Problems()
     own = [part.config for of_split in parts.values() for part in of_split if part.config is not None]
     words: list[str | None] = [*named] if isinstance(named, list) else [named]
-    if (
-        named is None
-        and own
-        and parts.keys() >= {"train"}
-        and all(each.config for of in parts.values() for each in of)
-    ):
+    if named is None and "train" in parts and len(own) == sum(map(len, parts.values())):
         words = []  # each part names its own
     name, revision = str(args.dataset_name), args.dataset_revision
     found = {each: load_hub_dataset(name, each, revision, is_read) for each in dict.fromkeys([*words, *own])}
