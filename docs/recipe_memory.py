@@ -30,6 +30,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "Llama-3.1-70B": LARGE,
     "Llama-3.1-8B": SMALL,
     "IndicBERTv2-MLM-only": ENCODER,
+    "fetched:multilingual-e5-small": BertConfig(
+        vocab_size=250_037, hidden_size=384, num_attention_heads=12, intermediate_size=1536,
+    ),
     "indic-bert": AlbertConfig(
         vocab_size=200_000, embedding_size=128, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
     ),

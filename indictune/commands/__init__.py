@@ -52,8 +52,8 @@ def until_stopped(command: Callable[[], int]) -> int:
 _ALL = (
     Verb("train", "train by a recipe, on the GPUs of this machine",
          ("RECIPE.yaml | sentiment|llama|ner --train_file F",), takes_run=True, listens=True),
-    Verb("recipes", "list the recipes, strategy files and scripts, or copy some",
-         ("[NAME ...] [--to FOLDER]",), listens=True),
+    Verb("recipes", "list the recipes, strategy files and scripts, or copy some; fetch a pretrained encoder",
+         ("[NAME ...] [--to FOLDER] | --weights",), listens=True),
     Verb("prepare", "read and tokenise the rows of a run before it starts",
          ("--config R.yaml [the run's flags]",), takes_run=True, logs=True),
     Verb("inspect", "check rows and tokenizer, and show rows as the model sees them",

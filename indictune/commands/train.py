@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -31,9 +32,12 @@ from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
 from indictune.files import json_or_nothing
+from indictune.models import fetched
 from indictune.stop_signals import OF_SCHEDULERS, killed_processes
 from indictune.supervise import run_folder
 from indictune.versions import FOLDER, as_seen_from_here, recipes, script
+
+logger = logging.getLogger(__name__)
 
 _OF_ROWS = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".ods", ".txt", ".gz", ".zst"}
 
@@ -43,9 +47,11 @@ _SMALL = {
     "tokens": "recipes/tokens/small_from_scratch.yaml",
     "chat": "recipes/llama/demo.yaml",
 }
+_FINE_TUNED = "recipes/sentiment/small_data.yaml"
 _ROWS = {"classification": "builtin:tweets", "tokens": "builtin:names", "chat": "builtin:chats"}
 _SOURCES = {"dataset_name", "train_file", "train_files", "validation_file", "test_file"}
-_PRETRAINED = "--model_name_or_path ai4bharat/IndicBERTv2-MLM-only starts from a pretrained model."
+_INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
+_SECONDS_FOR_THE_HUB = 3
 
 
 @dataclass
@@ -140,10 +146,11 @@ def with_defaults(asked: Asked) -> Asked:
         asked = replace(asked, flags={**asked.flags, "dataset_name": [rows]})
         notes.append(f"no training rows given: those of this package ({rows}). --train_file FILE takes yours.")
     if recipe is None and "model_name_or_path" not in asked.flags:
-        recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
+        name, flags, note = _default_model(asked.task)
+        recipe = as_seen_from_here(FOLDER / name)
         content = {**load_recipe(recipe), "output_dir": None}
-        hint = f" {_PRETRAINED}" if asked.task != "chat" else ""
-        notes.append(f"no model given: a small one from random weights, by {_SMALL[asked.task]}.{hint}")
+        asked = replace(asked, flags={**asked.flags, **flags})
+        notes.append(f"no model given: {note}")
     asked = replace(asked, recipe=recipe, content=content)
     if not asked.output_dir:
         stem = asked.task if recipe is None else recipe.stem
@@ -153,6 +160,34 @@ def with_defaults(asked: Asked) -> Asked:
     for note in notes:
         print(f"indictune: {note}", file=sys.stderr)
     return asked
+
+
+def _default_model(task: str) -> tuple[str, dict[str, list[str]], str]:
+    """The recipe of a run that names none and no model, flags beside it, and a sentence about the model."""
+    if task == "classification":
+        if _has_on_hub(_INDICBERT):
+            return _FINE_TUNED, {"model_name_or_path": [_INDICBERT]}, f"{_INDICBERT}, by {_FINE_TUNED}."
+        if fetched.is_fetched():
+            return _FINE_TUNED, {}, f"{fetched.NAME}, by {_FINE_TUNED}, because the Hub was not reached."
+    hints = {
+        "classification": f" A pretrained one scores higher: `{fetched.COMMAND}` fetches one.",
+        "tokens": f" --model_name_or_path {_INDICBERT} starts from a pretrained model.",
+    }
+    return _SMALL[task], {}, f"a small one from random weights, by {_SMALL[task]}.{hints.get(task, '')}"
+
+
+def _has_on_hub(name: str) -> bool:
+    """Whether a model is in the cache of the Hub's package, or the Hub answers within seconds that it has it."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache  # slow to import
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return True
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_SECONDS_FOR_THE_HUB)
+    except Exception as error:  # of the network, the Hub, or a proxy
+        logger.debug("%s: %s", name, error)
+        return False
+    return True
 
 
 def chosen(asked: Asked) -> Asked:

@@ -25,7 +25,7 @@ from indictune.hub.card_facts import (
     metadata_of,
 )
 from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
-from indictune.models import builtin
+from indictune.models import builtin, fetched
 
 CARD = "README.md"
 _MOST_DEFECTS = 20
@@ -121,6 +121,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "base": facts.base,
         "base_link": facts.base and _link(facts.base, ""),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
+        "is_rounded": name == fetched.NAME,
         "labels": _listed(facts.labels),
         "languages": _listed(map(shown_language, facts.languages)),
         "reading": facts.reading,

@@ -28,7 +28,7 @@ from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown, Group, rea
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
-from indictune.models import builtin
+from indictune.models import builtin, fetched
 from indictune.models.adapters import base_of, config_file, continues_texts
 from indictune.models.task_models import READING_KEY
 from indictune.models.trusted_files import ADAPTER_CONFIG
@@ -84,6 +84,8 @@ class CardFacts:
     def base(self) -> str | None:
         """The Hub's name of the model that the training started from; None for a folder or random weights."""
         name = base_of(self.folder).name if self.is_adapter else str(self.settings.get("model_name_or_path") or "")
+        if name == fetched.NAME and not self.is_adapter:  # an adapter does not fit the weights of the Hub
+            return fetched.HUB_NAME
         return name if is_hub_name(name) else None
 
     @property
@@ -174,7 +176,7 @@ class CardFacts:
 
 def is_hub_name(name: str) -> bool:
     """Whether a name is one of the Hub, and no folder here nor a model or dataset of the package."""
-    if not name or name.startswith(builtin.PREFIX) or os.path.exists(name):
+    if not name or name.startswith((builtin.PREFIX, fetched.PREFIX)) or os.path.exists(name):
         return False
     try:
         validate_repo_id(name)
@@ -188,7 +190,7 @@ def public_value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = without_tokens(json.dumps(value) if isinstance(value, dict) else str(value))
-    is_name = name in _NAMES and (is_hub_name(text) or text.startswith(builtin.PREFIX))
+    is_name = name in _NAMES and (is_hub_name(text) or text.startswith((builtin.PREFIX, fetched.PREFIX)))
     if is_name or "://" in text or isinstance(value, dict):
         return without_folders(text)
     return text.replace("\\", "/").rpartition("/")[2] or "..."

@@ -32,6 +32,7 @@ from transformers import (
 from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, clean
 from indictune.errors import UserError
 from indictune.files import cache_folder, kept_in, locked
+from indictune.models import fetched
 
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -307,18 +308,20 @@ MODELS = {
 
 
 def resolve(model_name_or_path: str) -> str:
-    """The folder of a built-in model, made on the first call. Any other name or path is returned unchanged.
+    """The folder of a built-in model, made on the first call, or of a fetched one. Other names are unchanged.
 
     Every run loads the same files: ZeRO-3 shards parameters during construction, which changes their random numbers.
 
     Raises:
-        UserError: `no-such-name`, or the cache's folder cannot be written.
+        UserError: `no-such-name`, `weights-not-fetched`, or the cache's folder cannot be written.
     """
-    if not model_name_or_path.startswith(PREFIX):
+    if model_name_or_path == fetched.NAME:
+        return fetched.fetched_model()
+    if not model_name_or_path.startswith((PREFIX, fetched.PREFIX)):
         return model_name_or_path
     name = model_name_or_path.removeprefix(PREFIX)
     if name not in MODELS:
-        known = ", ".join(f"{PREFIX}{other}" for other in MODELS)
+        known = ", ".join([*(f"{PREFIX}{other}" for other in MODELS), fetched.NAME])
         raise UserError("no-such-name", "--model_name_or_path", model_name_or_path, kind="built-in model", known=known)
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
@@ -329,7 +332,7 @@ def resolve(model_name_or_path: str) -> str:
 
 def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
     """Fill a folder of the cache if it is missing. One process does; others wait. May raise `cache-not-written`."""
-    what = "The built-in model"
+    what = "The model"
     with kept_in(folder.parent, what):
         if folder.exists():
             return
@@ -340,7 +343,9 @@ def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def builtin_name(path: str) -> str:
-    """The name of the built-in model in a folder, the same on every machine. Other paths are returned unchanged."""
+    """The name of a built-in or fetched model in a folder, the same on every machine. Other paths are unchanged."""
+    if Path(path) == fetched.fetched_folder():
+        return fetched.NAME
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
     return f"{PREFIX}{names[0]}" if names else path
 

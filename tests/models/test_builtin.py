@@ -92,7 +92,7 @@ def test_an_unwritable_cache_is_reported_with_its_variable(tweets: Path, monkeyp
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setitem(builtin.MODELS, "tiny-indic-bert", dataclasses.replace(SMALL, build=refuse))
-    with refused("cache-not-written", "The built-in model", str(tweets), "Read-only file system"):
+    with refused("cache-not-written", "The model", str(tweets), "Read-only file system"):
         builtin.resolve(BERT)
     shutil.rmtree(tweets)
     tweets.touch()
