@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,9 +51,12 @@ def reporting(output_dir: Path, what: str, unfinished: Path, needed_bytes: Calla
         shutil.rmtree(unfinished, ignore_errors=True)
         if not isinstance(error, OSError):
             logger.exception("%s could not be written", what)
+        needed, reason = needed_bytes(), _reason(error)
+        if not isinstance(error, OSError) and "os error" not in reason:  # torch's C++ does not say it
+            reason += _refusal(unfinished.parent, needed)
         raise SaveError(
-            f"{what} could not be written to {unfinished.parent}: {_reason(error)}. It needs about {needed_bytes():,} "
-            f"bytes, and {free:,} are free. {_way_out(output_dir, what)}"
+            f"{what} could not be written to {unfinished.parent}: {reason}. It needs about {needed:,} bytes, and "
+            f"{free:,} are free. {_way_out(output_dir, what)}"
         ) from error
 
 
@@ -72,6 +76,16 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _refusal(folder: Path, size_bytes: int) -> str:
+    """Why a folder takes no file of that size; empty if it seems to take it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(size_bytes)
+    except OSError as error:
+        return f" ({error.strerror})"
+    return ""
 
 
 def _way_out(output_dir: Path, unwritten: str = "") -> str:

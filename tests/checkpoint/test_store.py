@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from indictune.checkpoint import save, store
 from indictune.checkpoint.store import MANIFEST, UNFINISHED, FileDigest, Manifest
 from indictune.data.cache import write_through
 from indictune.supervise.run_folder import check_folder
+from tests.supervise.test_run_folder import largest_file
 
 FILES = {"model.safetensors": b"weights" * 100, "optimizer.pt": b"states" * 50, "shards/0.distcp": b"part"}
 
@@ -157,6 +159,18 @@ def test_a_checkpoint_whose_name_may_not_be_on_disk_is_not_reported_as_whole(
     assert whole(tmp_path) == [4, *before]
     store.remove_leftovers(tmp_path)
     assert whole(tmp_path) == [4, *before]
+
+
+def test_a_limit_on_the_size_of_files_is_named_where_torch_gives_no_reason(tmp_path: Path) -> None:
+    unfinished = tmp_path / UNFINISHED
+    unfinished.mkdir()
+    with (
+        pytest.raises(save.SaveError) as raised,
+        largest_file(100_000),
+        save.reporting(tmp_path, "checkpoint-4", unfinished, lambda: 4_000_000),
+    ):
+        torch.save(torch.zeros(1_000_000), unfinished / "optimizer.pt")
+    assert os.strerror(errno.EFBIG) in str(raised.value)
 
 
 def delete(path: Path) -> None:
