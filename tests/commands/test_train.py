@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from indictune.cli import main
-from indictune.commands.train import read_asked
+from indictune.commands.train import read_asked, with_defaults
 from indictune.config.command_line import SCRIPTS, flags_of
+from indictune.models import fetched
 from indictune.versions import recipes, strategies
 from tests.ranks.launching import ROOT, path, python, start
 from tests.test_recipes import RECIPES
@@ -66,6 +67,33 @@ def test_a_file_is_enough(empty: Path) -> None:
     words = shlex.split(line)
     assert Path(words[words.index("--config_file") + 1]).name == "single_gpu.yaml"
     assert "--validation_file" in words
+
+
+def test_without_a_model_the_best_one_that_can_be_had_is_taken(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the Hub, if it is reached or in its cache; else the fetched one; else the built-in one."""
+    monkeypatch.setenv("INDICTUNE_CACHE", str(empty / "cache"))
+    words = ["train", "sentiment", "--train_file", "tweets.csv"]
+
+    def taken() -> tuple[str, str]:
+        asked = with_defaults(read_asked(words[1:]))
+        named = asked.flags.get("model_name_or_path", [str(asked.content["model_name_or_path"])])
+        assert asked.recipe is not None
+        return asked.recipe.stem, named[0]
+
+    assert taken() == ("small_from_scratch", "builtin:tiny-indic-bert")
+    assert fetched.COMMAND in capsys.readouterr().err
+    fetched.fetched_folder().mkdir(parents=True)
+    (fetched.fetched_folder() / "config.json").write_text("{}")
+    assert taken() == ("small_data", fetched.NAME)
+    model = empty / "hub" / "models--ai4bharat--IndicBERTv2-MLM-only"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("1" * 40)
+    (model / "snapshots" / ("1" * 40)).mkdir(parents=True)
+    (model / "snapshots" / ("1" * 40) / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(empty / "hub"))
+    assert taken() == ("small_data", "ai4bharat/IndicBERTv2-MLM-only")
 
 
 @pytest.mark.more
