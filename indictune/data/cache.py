@@ -41,6 +41,7 @@ _TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _STALE_S = 24 * 3600.0
+_SETTLED_S = 2.0  # after which a change of a file also changes its time
 
 
 def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
@@ -88,12 +89,23 @@ def build_with_facts(
 
 
 def content_digest(path: str | Path) -> str:
-    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
+    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem.
+
+    A process reads a file again only if it has changed, or changed so lately that its time may not tell.
+    """
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.stat(path)
+        if time.time() - status.st_ctime < _SETTLED_S:
+            return _digest_of.__wrapped__(str(path))
+        return _digest_of(str(path), status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
     except OSError as error:
         return f"unreadable: {error}"
+
+
+@functools.lru_cache(maxsize=1_000)
+def _digest_of(path: str, *_unchanged: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_through(path: Path) -> None:

@@ -328,6 +328,20 @@ def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
     assert content_digest("b").startswith("unreadable: ")
 
 
+def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time in which a change may leave its time as it was."""
+    file = tmp_path / "a"
+    file.write_text("a")
+    later = os.stat(file).st_ctime + 3
+    monkeypatch.setattr("indictune.data.cache.time.time", lambda: later)
+    digest = content_digest(file)
+    with monkeypatch.context() as patch:
+        patch.setattr("indictune.data.cache.hashlib.file_digest", lambda *_: pytest.fail("read again"))
+        assert content_digest(file) == digest
+    file.write_text("bb")
+    assert content_digest(file) != digest
+
+
 def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [build_once("things", [], "The things", writes(""))]
     for name, other in (("versions_of", lambda _: {"trl": "0.0"}), ("_code_digest", lambda: "0")):
