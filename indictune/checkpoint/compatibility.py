@@ -21,7 +21,7 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import DATASET_FIELDS, recorded_values
 from indictune.credentials import NOT_YAML
 from indictune.data.batching import TrainingBatches
-from indictune.data.cache import content_digest
+from indictune.data.cache import content_digest, forget_mapped
 from indictune.data.read.open_files import files_named
 from indictune.data.read.row_sources import entries_of
 from indictune.distributed import strategy
@@ -88,6 +88,7 @@ def _rows_digest(beginning: Sequence[object], dataset: Dataset) -> str:
         for chunk in dataset.data[name].chunks:
             values = chunk.flatten() if pa.types.is_nested(chunk.type) else chunk
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+            forget_mapped()
     return digest.hexdigest()
 
 

@@ -7,11 +7,13 @@ import functools
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
 import tempfile
 import time
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ _TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _STALE_S = 24 * 3600.0
+_MAPPED = weakref.WeakSet[mmap.mmap]()
 _SETTLED_S = 2.0  # after which a change of a file also changes its time
 
 
@@ -194,7 +197,16 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 def map_table(path: Path) -> pa.Table:
     """The table of a file, mapped: only what is read comes into memory, and processes share it."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    _MAPPED.add(mapped)
+    return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
+
+
+def forget_mapped() -> None:
+    """Give the memory of all mapped tables back. What is read again comes from the page cache of the system."""
+    for mapped in _MAPPED:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -253,6 +265,7 @@ class Column:
             for start in range(0, len(chunk), _TEXTS_AT_ONCE):
                 some = chunk.slice(start, _TEXTS_AT_ONCE)
                 yield from pc.replace_substring(some, BETWEEN_TEXTS, self._between).to_pylist()
+                forget_mapped()
 
 
 @dataclass(frozen=True)

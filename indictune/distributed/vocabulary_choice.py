@@ -16,6 +16,7 @@ from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.plan import AnyPlan
+from indictune.data.cache import forget_mapped
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import whole_parameter
 from indictune.errors import Problem, UserError, problem
@@ -93,6 +94,7 @@ def rows_to_train(
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     row_ids = used_ids(datasets, tokenizer, embedding)
+    forget_mapped()
     if args.active_vocabulary == "auto" and len(row_ids) > (1 - LEAST_UNUSED_SHARE) * embedding.num_embeddings:
         return None
     return row_ids
