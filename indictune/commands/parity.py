@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
-from indictune.config.command_line import PARITY_TRACE, SCRIPTS, flags_of
+from indictune.commands.train import Asked, command_of_run, read_asked, with_defaults
+from indictune.config.command_line import PARITY_TRACE, flags_of
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable, table
@@ -24,11 +21,10 @@ from indictune.distributed.choose_launcher import Launcher, choose_launcher, fit
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.parity_traces import TRACE, RunComparison, RunDifference, Traced, compare_traces, draw_losses
 from indictune.supervise import run_folder
-from indictune.versions import as_seen_from_here, script
+from indictune.supervise.launched_run import run_in_folder
 
 ONE = "one process"
 _HEADER = ("strategy", "processes", "loss", "grad norm", "weights", "evaluation", "verdict")
-CONSOLE = "console.log"
 # What makes runs comparable, unless the user asks for something else.
 _EXACT = {
     **dict.fromkeys(("dropout", "snapshot_steps", "num_sample_generations"), "0"),
@@ -87,9 +83,9 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
     launchers = _launchers(args.strategies.split(","), args.num_processes, problems)
     keeps = "output_dir" in asked.flags
     if keeps:
-        problems.attempt(_make_folder, "--output_dir", Path(asked.output_dir), must_be_empty=True)
+        problems.attempt(run_folder.make_folder, "--output_dir", Path(asked.output_dir), must_be_empty=True)
     if args.plot:
-        problems.attempt(_make_folder, "--plot", Path(args.plot).parent)
+        problems.attempt(run_folder.make_folder, "--plot", Path(args.plot).parent)
     problems.raise_any()
     place: AbstractContextManager[str] = nullcontext(asked.output_dir)
     with place if keeps else tempfile.TemporaryDirectory(prefix="indictune-parity-") as given_or_made:
@@ -112,17 +108,6 @@ def run_parity(flags: Mapping[str, list[str]]) -> int:
         print(printable(parity_text(len(losses[ONE]), args.tolerance, compared, failed)))
     agree = bool(compared) and all(each.agrees for each in compared)
     return 0 if agree and all(each.state == "user_error" for each in failed) else 1
-
-
-def _make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
-    """Make a folder that gets something at the end, before the runs take their time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if must_be_empty and any(folder.iterdir()):
-            raise UserError("folder-not-empty", flag, folder)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
 
 
 def _launchers(names: Sequence[str], processes: int | None, problems: Problems) -> dict[str, Launcher]:
@@ -193,17 +178,8 @@ def exact_flags(asked: Asked, steps: int) -> Asked:
 def run_one(asked: Asked, name: str, launcher: Launcher, folder: Path) -> Ended:
     """Train under a strategy in a folder of its own, and wait for the end. Its console goes to a file there."""
     folder.mkdir(parents=True)
-    asked = replace(asked, flags={**asked.flags, "output_dir": [str(folder)]})
-    asked = fit_data_ranks(asked, launcher)
-    command = launcher.command(as_seen_from_here(script(SCRIPTS[asked.task])), asked.words())
-    environ = {**os.environ, PARITY_TRACE: str((folder / TRACE).absolute())}
-    began = time.time()
-    with (folder / CONSOLE).open("wb") as console:
-        code = subprocess.run(command, env=environ, stdout=console, stderr=console, check=False).returncode
-    status = run_folder.status_since(folder, began)
-    state = status.get("state", "failed") if code else "ok"
-    said = (folder / CONSOLE).read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-    message = status.get("message") or f"exit code {code}: {last}. --output_dir keeps what it said."
-    print(f"indictune: {name} ran for {time.time() - began:.0f} s: {state}", file=sys.stderr, flush=True)
-    return Ended(name, launcher.processes, folder, state, "" if state == "ok" else message)
+    command = command_of_run(asked, launcher, folder)
+    end = run_in_folder(command, folder, {PARITY_TRACE: str((folder / TRACE).absolute())})
+    kept = "" if end.state == "ok" or not end.message.startswith("exit code") else " --output_dir keeps what it said."
+    print(f"indictune: {name} ran for {end.seconds:.0f} s: {end.state}", file=sys.stderr, flush=True)
+    return Ended(name, launcher.processes, folder, end.state, f"{end.message}{kept}")

@@ -221,6 +221,12 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
     return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})
 
 
+def command_of_run(asked: Asked, launcher: Launcher, folder: Path) -> list[str]:
+    """The command that starts the run with `folder` as its `--output_dir`."""
+    asked = fit_data_ranks(replace(asked, flags={**asked.flags, "output_dir": [str(folder)]}), launcher)
+    return launcher.command(as_seen_from_here(script(SCRIPTS[asked.task])), asked.words())
+
+
 def _rows(asked: Asked, name: str) -> int | None:
     given = asked.flags.get(name, [str(asked.content.get(name, flags_of(asked.task)[name].default))])
     return int(given[0]) if given and given[0].isdecimal() else None

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -84,6 +85,17 @@ def check_folder(output_dir: Path) -> None:
     for path in paths:
         if path.is_symlink():
             raise UserError("output-dir-has-link", "--output_dir", output_dir, link=path.relative_to(output_dir))
+
+
+def make_folder(flag: str, folder: Path, must_be_empty: bool = False) -> None:
+    """Make a folder that gets something at the end, before runs take their time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if must_be_empty and any(folder.iterdir()):
+            raise UserError("folder-not-empty", flag, folder)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError("folder-not-writable", flag, folder, reason=error.strerror) from error
 
 
 def holds_files(output_dir: Path) -> bool:
