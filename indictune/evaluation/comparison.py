@@ -70,14 +70,39 @@ def compare(references: np.ndarray, first: np.ndarray, second: np.ndarray, langu
 
 
 def difference_of(references: np.ndarray, first: np.ndarray, second: np.ndarray, num_labels: int) -> Difference:
-    """The macro-F1 of two classifiers, and their difference; arguments as of `compare`, with the labels' number."""
-    cells, counts = np.unique((references * num_labels + first) * num_labels + second, return_counts=True)
-    pairs, of_second = np.divmod(cells, num_labels)
-    present, of_first = np.divmod(pairs, num_labels)
-    sides = [Confusion(present, predicted, counts, num_labels) for predicted in (of_first, of_second)]
-    ours, theirs = (float(side.macro_f1(counts)) for side in sides)
-    samples = [sides[1].macro_f1(some) - sides[0].macro_f1(some) for some in resampled_counts(counts)]
-    return Difference(len(references), ours, theirs, estimate(theirs - ours, np.concatenate(samples)))
+    """The macro-F1 of two classifiers, and their difference; arguments as of `compare`, with the labels' number.
+
+    Predictions may be int [repeats, rows]: the scores of repeats are averaged, within each draw of rows too.
+    """
+    ours, theirs = np.atleast_2d(first), np.atleast_2d(second)
+    counts, sides = _cells(references, np.concatenate([ours, theirs]), num_labels)
+    both = sides[: len(ours)], sides[len(ours) :]
+    one, other = (float(_mean_f1(each, counts)) for each in both)
+    samples = [_mean_f1(both[1], some) - _mean_f1(both[0], some) for some in resampled_counts(counts)]
+    return Difference(len(references), one, other, estimate(other - one, np.concatenate(samples)))
+
+
+def macro_f1_of(references: np.ndarray, predictions: np.ndarray, num_labels: int) -> Estimate:
+    """The mean macro-F1 of repeats, int [repeats, rows], with its interval by resampled rows."""
+    counts, sides = _cells(references, predictions, num_labels)
+    samples = [_mean_f1(sides, some) for some in resampled_counts(counts)]
+    return estimate(float(_mean_f1(sides, counts)), np.concatenate(samples))
+
+
+def _cells(references: np.ndarray, predictions: np.ndarray, num_labels: int) -> tuple[np.ndarray, list[Confusion]]:
+    """Rows with one label and the same predictions by all, [classifiers, rows], as a cell: its count, and who says."""
+    columns = np.vstack([references, predictions])
+    codes = np.zeros(len(references), np.int64)
+    for each in columns:
+        codes = np.unique(codes * num_labels + each, return_inverse=True)[1]
+    _, rows, counts = np.unique(codes, return_index=True, return_counts=True)
+    present, *predicted = columns[:, rows]
+    return counts, [Confusion(present, each, counts, num_labels) for each in predicted]
+
+
+def _mean_f1(repeats: Sequence[Confusion], counts: np.ndarray) -> np.ndarray:
+    mean: np.ndarray = np.mean([each.macro_f1(counts) for each in repeats], axis=0)
+    return mean
 
 
 def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:

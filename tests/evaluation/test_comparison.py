@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import f1_score
 
 from indictune.cli import main
-from indictune.evaluation.comparison import compare, difference_of, mcnemar
+from indictune.evaluation.comparison import compare, difference_of, macro_f1_of, mcnemar
 
 
 def test_mcnemar_by_hand() -> None:
@@ -41,6 +41,23 @@ def test_a_difference_agrees_with_scikit_learn() -> None:
         assert row.difference.value == pytest.approx(scores[1] - scores[0])
         assert row.is_more_than_chance
     assert found.mcnemar.mid_p < 0.001
+
+
+def test_repeats_are_averaged_within_each_draw() -> None:
+    random = np.random.default_rng(0)
+    references = random.integers(0, 3, 400)
+    first, second = (np.stack([of_skill(references, skill, random) for _ in range(3)]) for skill in (0.6, 0.7))
+    found = difference_of(references, first, second, 3)
+    scores = [np.mean([f1_score(references, row, average="macro") for row in each]) for each in (first, second)]
+    assert [found.first, found.second] == pytest.approx(scores)
+    alone = [difference_of(references, a, b, 3).difference for a, b in zip(first, second, strict=True)]
+    widths = [each.high - each.low for each in alone]
+    assert found.difference.high - found.difference.low < 0.9 * min(widths)  # chance of the seeds is averaged out
+    twice = difference_of(references, np.stack([first[0]] * 2), second[:1], 3)
+    assert twice == difference_of(references, first[0], second[0], 3)
+    whole = macro_f1_of(references, first, 3)
+    assert whole.value == pytest.approx(scores[0])
+    assert whole.low < whole.value < whole.high
 
 
 @pytest.mark.more
