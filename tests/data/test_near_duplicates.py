@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from indictune.data.health.findings import near_duplicates
+from indictune.data.health import findings
+from indictune.data.health.findings import near_duplicates, near_groups
 
 TWEET = "@user yeh film bahut achhi thi, sab log dekhne jao http"
 HINDI = "यह फिल्म बहुत अच्छी थी, सब लोग देखने जाओ"
@@ -62,3 +63,18 @@ def test_all_pairs_above_the_similarity_are_found_and_no_other() -> None:
     }
     assert 50 < len(similar) < 200
     assert near_duplicates(dict(enumerate(train)), dict(enumerate(held_out))).keys() == similar
+
+
+def test_groups_hold_equal_texts_and_those_that_resemble_one_of_them() -> None:
+    other = "@user yeh gaana bahut bura tha, sab log mat suno http"
+    texts = [TWEET, "nice movie", other, TWEET.upper(), "nice movie", "nice movie!", f"{TWEET} 🙏", HINDI]
+    assert near_groups(texts).tolist() == [0, 1, 2, 0, 1, 3, 0, 4]
+    assert near_groups([]).tolist() == []
+
+
+def test_groups_are_found_among_more_rows_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "_AT_ONCE", 3)
+    draw = random.Random(0)
+    alone = ["".join(draw.choices("abcdefghij", k=60)) for _ in range(10)]
+    groups = near_groups([*alone, *(text.upper() for text in alone)])
+    assert groups.tolist() == [*range(10), *range(10)]

@@ -170,10 +170,40 @@ def near_duplicates(train: Mapping[int, str], held_out: Mapping[int, str]) -> di
         for row, found in zip(theirs, index.query_all(_hashes(theirs)), strict=True):
             same.update(number for number in found if train[row] == held_out[number])
             for number in found:
-                similarity = len(theirs[row] & mine[number]) / len(theirs[row] | mine[number])
+                similarity = _similarity(theirs[row], mine[number])
                 if similarity >= _SIMILAR and (number not in best or similarity > best[number][0]):
                     best[number] = similarity, row
     return {number: best[number][1] for number in sorted(best.keys() - same)}
+
+
+def near_groups(texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    """The number of each text's group, int64 [texts]: equal texts, and those that resemble one of their group.
+
+    Texts resemble each other as in `near_duplicates`.
+    """
+    from rensa import RMinHashLSH
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    numbers = dict[str, int]()
+    of_row = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    index, distinct, pairs = RMinHashLSH(_SIMILAR, _HASHES, _BANDS), list(numbers), list[tuple[int, int]]()
+    for start in range(0, len(distinct), _AT_ONCE):
+        mine = _long_enough(dict(enumerate(distinct[start : start + _AT_ONCE], start)))
+        hashes = _hashes(mine)
+        for number, each in zip(mine, hashes, strict=True):
+            index.insert(number, each)
+        for number, found in zip(mine, index.query_all(hashes), strict=True):
+            theirs = _long_enough({other: distinct[other] for other in found if other < number})
+            pairs += [(number, other) for other, each in theirs.items() if _similarity(mine[number], each) >= _SIMILAR]
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(len(numbers), len(numbers)))
+    groups: npt.NDArray[np.int64] = connected_components(graph, directed=False)[1][of_row].astype(np.int64)
+    return groups
+
+
+def _similarity(first: set[str], second: set[str]) -> float:
+    return len(first & second) / len(first | second)
 
 
 def _long_enough(texts: Mapping[int, str]) -> dict[int, set[str]]:
