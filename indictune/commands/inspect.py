@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,13 +18,19 @@ from indictune.config.command_line import with_flag
 from indictune.config.plan import unresolved
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
+from indictune.data.cache import StoredRows
 from indictune.data.collation import IGNORED_LABEL
+from indictune.data.health.likely_wrong import OUT_OF_FOLD, read_out_of_fold, wrong_labels_in
 from indictune.data.health.row_health import check_health
-from indictune.errors import problems_of
+from indictune.data.labels import REGRESSION, label_counts
+from indictune.errors import UserError, problems_of
 from indictune.models.load import positions_of
+from indictune.tasks.classification import ClassifiedRows
 
 _IN_COLOUR = ("\x1b[1;32m", "\x1b[0m")
 _IN_TEXT = ("«", "»")
+_FEW = 50  # training rows of a label
+_MOST_FEW = 5
 _UNFINISHED = "\ufffd"  # of a character whose other bytes follow in the next token
 
 
@@ -32,6 +40,9 @@ class InspectFlags(Checked):
 
     show_mask: int = flag(3, "Show this many training rows, with the tokens that the loss counts marked.")
     json: bool = flag(False, "Print the health of the rows as JSON, as in health.json, and no rows.")
+    from_folds: str | None = flag(
+        None, "Folder of a sweep with --folds: list the rows whose label is likely wrong, by its predictions."
+    )
 
 
 def run_inspect(flags: Mapping[str, list[str]]) -> int:
@@ -41,9 +52,16 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     if "max_length" not in recipe.values:
         _fit_max_length(recipe, task)
     made, args = prepare_rows(recipe, task), unresolved(InspectFlags, recipe.values)
-    health = made.tokens.health
+    health, wrong = made.tokens.health, None
+    splits = made.rows.splits.rows if isinstance(made.rows, ClassifiedRows) else None
+    if args.from_folds is not None:
+        if splits is None:
+            raise UserError("folds-of-other-task", "--from_folds", args.from_folds, kind=task.name)
+        wrong = wrong_labels_in(read_out_of_fold(Path(args.from_folds) / OUT_OF_FOLD), splits.values())
     if args.json:
-        print(json.dumps(None if health is None else health.as_json(), indent=2, ensure_ascii=False))
+        content = None if health is None else health.as_json()
+        content = content if wrong is None else {**(content or {}), "likely_wrong": wrong.as_json()}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
         check_health(health, made.plan.configuration)
         return 0
     listed = [] if health is None else [each.note for each in health.findings]
@@ -51,6 +69,10 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     if health is not None:
         print(printable(f"\n{health}"))
         check_health(health, made.plan.configuration)
+    if splits is not None and (note := few_rows_note(splits["train"], made.plan.configuration.get("problem_type"))):
+        print(printable(f"\n{note}"))
+    if wrong is not None:
+        print(printable(f"\n{wrong}"))
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     count = min(args.show_mask, len(made.tokens.train))
     classes = made.rows.labels if task.name == "classification" else None
@@ -59,6 +81,22 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     for index in range(count):
         print(f"\n{shown_row(made, index, classes, _IN_COLOUR if is_coloured else _IN_TEXT)}")
     return 0
+
+
+def few_rows_note(train: StoredRows, problem_type: str | None) -> str:
+    """What to expect of labels with few rows, and which recipe suits; empty if there are none."""
+    counts = {} if problem_type == REGRESSION else label_counts(train, problem_type)
+    few = sorted((count, label) for label, count in counts.items() if count < _FEW)
+    if not few:
+        return ""
+    shown = ", ".join(f"{label} {count}" for count, label in few[:_MOST_FEW]) + (", ..." if few[_MOST_FEW:] else "")
+    # Half of the 95% interval of a share of one half.
+    all_rows, a_tenth = (min(1.0, 0.98 / math.sqrt(max(1.0, few[0][0] * share))) for share in (1, 0.1))
+    return (
+        f"Labels with fewer than {_FEW} training rows: {shown}. Expect little of a model without pretrained weights. "
+        f"A score of the rarest is uncertain by {all_rows:.0%} if all its rows are scored, and by {a_tenth:.0%} if a "
+        "tenth is held out. recipes/sentiment/small_data.yaml suits. `indictune sweep` with --folds 5 scores all rows."
+    )
 
 
 def _fit_max_length(recipe: Any, task: Any) -> None:

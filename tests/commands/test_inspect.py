@@ -132,6 +132,30 @@ def test_rows_of_other_tasks_are_shown_by_their_files(show: Show) -> None:
     assert first.endswith("[SEP]")
 
 
+@pytest.mark.parametrize(("rows", "shown"), [(49, "neg 49"), (50, "")])
+def test_what_to_expect_of_few_rows_is_said(
+    rows: int, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"row {number} is here,{'neg' if number < rows else 'pos'}" for number in range(rows + 60)]
+    Path("t.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    assert main(["inspect", "t.csv", "--show_mask", "0", "--validation_split", "0", "--max_unknown_share", "1"]) == 0
+    said = capsys.readouterr().out
+    assert ("small_data.yaml" in said) == bool(shown)
+    assert shown in said
+    # Half of the 95% interval of a share of one half: 0.98 over the root of the rows.
+    assert ("uncertain by 14%" in said) == bool(shown)
+
+
+@pytest.mark.usefixtures("show")
+def test_conversations_have_no_folds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "chats.jsonl", "--from_folds", "."]) == 2
+    assert "folds-of-other-task" in capsys.readouterr().err
+    Path("t.csv").write_text("text,label\nachha hai yeh,pos\nbura hai yeh,neg\n", encoding="utf-8")
+    assert main(["inspect", "t.csv", "--from_folds", "."]) == 2
+    assert "no-out-of-fold" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
