@@ -34,7 +34,7 @@ LAYERS = [
     {"indictune.training"},
     {"indictune.supervise"},
     {"indictune.prediction"},
-    {"indictune.parity_traces", "indictune.serving"},
+    {"indictune.parity_traces", "indictune.serving", "indictune.sweep"},
     {"indictune.commands"},
     {"indictune.cli", "indictune.__main__", "scripts"},
     {"indictune.api", "indictune"},  # what `import indictune` gives
@@ -227,7 +227,7 @@ def test_a_script_names_its_task_and_main_is_the_table_of_contents_of_a_run() ->
 
 RUN = "indictune/training/run_task.py"
 # Only a run that asks for them may import them. transformers' Trainer (5.23) itself imports peft and bitsandbytes.
-SLOW = {"lingua", "matplotlib", "python_calamine", "sacrebleu", "seqeval", "sklearn", "trl"}
+SLOW = {"lingua", "matplotlib", "optuna", "python_calamine", "sacrebleu", "seqeval", "sklearn", "trl"}
 
 
 @pytest.fixture(scope="module")

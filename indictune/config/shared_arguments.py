@@ -19,7 +19,7 @@ _AT_LEAST_1 = (
     *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
     *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
     *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
-    *("eval_accumulation_steps", "save_total_limit", "request_timeout"),
+    *("eval_accumulation_steps", "save_total_limit", "request_timeout", "seeds", "trials"),
 )
 _AT_LEAST_0 = (
     *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),
@@ -29,6 +29,7 @@ _AT_LEAST_0 = (
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
 AT_LEAST = {
     "max_length": 3,  # two tokens are special
+    "folds": 2,
     "vocabulary_from_train": 2_000,  # single characters take half of it
     **dict.fromkeys(_AT_LEAST_1, 1),
     **dict.fromkeys(_AT_LEAST_0, 0),

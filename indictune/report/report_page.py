@@ -202,7 +202,7 @@ def report_page(run: ReportedRun, texts: bool) -> tuple[str, list[Picture]]:
         reliability = None if sure is None else pictures.draw_reliability(sure)
     found, noted = list(findings_of(run, texts)), (run.facts.metrics.get("data") or {}).get("notes") or []
     chosen, others = reported_run.setting_tables(run.facts)
-    html = _rendered(
+    html = rendered(
         "run.html.jinja",
         title=run.name,
         run=run,
@@ -234,7 +234,7 @@ def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
     """The page that compares runs, and its pictures."""
     with drawing():
         curves, languages = list(pictures.draw_curves(runs)), pictures.draw_languages(runs)
-    html = _rendered(
+    html = rendered(
         "runs.html.jinja",
         title=", ".join(run.name for run in runs),
         runs=[(run, list(verdicts_of(run))) for run in runs],
@@ -247,8 +247,11 @@ def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
     return html, [*curves, *([languages] if languages else [])]
 
 
-def _rendered(template: str, **content: Any) -> str:
-    """A page. All that is not our own markup is escaped, and loses its tokens and control characters."""
+def rendered(template: str, **content: Any) -> str:
+    """A page by a template of this folder.
+
+    All that is not our own markup is escaped, and loses its tokens and control characters.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -1,0 +1,1 @@
+"""Try settings of a run, each by several seeds or folds, and compare them."""
