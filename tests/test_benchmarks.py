@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import environment as about
 from benchmarks.compare_curves import judge, problems
+from benchmarks.flipped_labels import flipped, found_at
 from benchmarks.row_lengths import ANSWERS, PERCENT, PROMPTS, TWEETS, draw_lengths
 
 ROOT = Path(__file__).parents[1]
@@ -247,3 +248,13 @@ def test_checkpoints_compares_the_saves(tmp_path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["checkpoint_bytes"] > 1_000_000
     assert all(seconds > 0 for pair in found["seconds_and_seconds_of_cores"].values() for seconds in pair)
+
+
+def test_flipped_labels_are_other_ones_and_counted_by_rank() -> None:
+    rows = [{"text": str(at), "label": "abc"[at % 3]} for at in range(200)]
+    changed, chosen = flipped(rows, 0.05, seed=1)
+    assert {at for at, (old, new) in enumerate(zip(rows, changed, strict=True)) if old != new} == chosen
+    assert len(chosen) == 10
+    assert flipped(rows, 0.05, seed=1) == (changed, chosen) != flipped(rows, 0.05, seed=2)
+    assert found_at(["a", "b", "c"], {"a", "c"}) == {"precision": 0.5, "recall": 0.5}
+    assert found_at(["c"], {"a", "c"}) == {"precision": 1.0, "recall": 0.5}
