@@ -129,6 +129,8 @@ def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: 
 
 
 def _label(label: Any, classes: Sequence[str]) -> str:
+    if isinstance(label, list) and any(isinstance(each, float) for each in label):  # a teacher's logits
+        return " ".join(f"{name} {value:.2f}" for name, value in zip(classes, label, strict=True))
     if isinstance(label, list):
         return "|".join(name for name, is_on in zip(classes, label, strict=True) if is_on) or "(none)"
     return classes[label] if isinstance(label, int) else f"{label:g}"

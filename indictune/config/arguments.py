@@ -294,6 +294,14 @@ class SentimentTrainingArguments(IndicTrainingArguments):
     class_weights: str | None = flag(
         None, "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."
     )
+    soft_label_column: str | None = flag(
+        None,
+        "Column of parquet files with a teacher's logits, a list in the order of the model's labels: a model with a "
+        "head is trained towards that distribution, not towards --label_column. `indictune distil` writes such files.",
+    )
+    soft_label_temperature: float = flag(
+        2.0, "Temperature, 1 or more, that divides the logits of teacher and model: a higher one shows more of them."
+    )
     baseline: bool = flag(
         True, "Compare the model of one label a text with logistic regression on character n-grams of the same rows."
     )

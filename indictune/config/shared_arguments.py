@@ -20,6 +20,7 @@ _AT_LEAST_1 = (
     *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
     *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
     *("eval_accumulation_steps", "save_total_limit", "request_timeout", "seeds", "trials"),
+    "soft_label_temperature",
 )
 _AT_LEAST_0 = (
     *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),

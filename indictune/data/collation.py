@@ -101,17 +101,18 @@ class PadToLongest:
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Tensors `input_ids`, `attention_mask` and, if rows have them, `token_type_ids`, int64 [rows, longest]; and
-        `labels`: int64 class ids or float32 numbers [rows], int64 [rows, labels] or int64 [rows, longest] for each
-        token."""
+        `labels`: int64 class ids or float32 numbers [rows], int64 or float32 [rows, labels], or int64 [rows, longest]
+        for each token."""
         tokens = [window for row in rows for window in _windows(row)]
         labels = [row["labels"] for row in rows]
         counts = [len(row.get("seq_lengths", "1")) for row in rows]
         if not self.with_row_numbers:
             labels = _at_first_windows(labels, counts)
+        is_padded = np.ndim(labels[0]) and labels[0].dtype != np.float32  # soft labels are of one length
         batch = {
             "input_ids": self._pad(tokens, self.pad_token_id),
             "attention_mask": self._pad([np.ones_like(ids) for ids in tokens], 0),
-            "labels": self._pad(labels, IGNORED_LABEL) if np.ndim(labels[0]) else _stacked(labels),
+            "labels": self._pad(labels, IGNORED_LABEL) if is_padded else _stacked(labels),
         }
         if "token_type_ids" in rows[0]:  # of pairs, which are in no windows
             batch["token_type_ids"] = self._pad([row["token_type_ids"] for row in rows], 0)

@@ -44,18 +44,21 @@ def load_splits(
     sources: Mapping[str, TextSource] | None = None,
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
+    known: Sequence[str] = (),
 ) -> Splits[StoredRows]:
     """Read, clean and check all rows of a run, or take them from the cache.
 
     If problems were `found` so far, only the first rows of long files are read. Raises `UserError` with all problems
-    of all files and labels at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`.
+    of all files and labels at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`. If
+    `known` labels are given, rows may have these alone, and need not have all: a teacher gave them.
     """
     problems = Problems(found or ())
     given = text_sources(args, problems) if sources is None else sources
-    names = LabelNames(args.problem_type, args.label_map, args.keep_label_spellings)
+    names = LabelNames(args.problem_type, args.label_map, args.keep_label_spellings, known or None)
     splits = _load(given, args, problems, names, validation_split, mixture)
+    problems.extend(each for rows in splits.rows.values() for each in (unknown_labels(rows, known) if known else ()))
     problems.raise_any()  # those of rows from the cache
-    return splits
+    return replace(splits, labels=list(known)) if known else splits
 
 
 def load_test_rows(
@@ -103,7 +106,8 @@ def _load(
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, found, folder / "train.arrow")
-                found.labels = checked_labels(rows["train"], held_out, args.label_columns, problem_type)
+                if names.known is None:
+                    found.labels = checked_labels(rows["train"], held_out, args.label_columns, problem_type)
         problems.raise_any()
         if "train" in rows:
             found.notes += [*rare_labels(rows["train"], problem_type), *likely_label_map(rows["train"], problem_type)]

@@ -93,7 +93,7 @@ def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
 
     So a head that was trained for the same labels keeps its meaning.
     """
-    known = _known_labels(config)
+    known = known_labels(config)
     return known if sorted(known) == sorted(labels) else list(labels)
 
 
@@ -129,7 +129,7 @@ def load_classifier(
         UserError: the model is unreadable, or does not fit the tokenizer.
     """
     config = load_classifier_config(args) if config is None else config
-    if (known := _known_labels(config)) and sorted(known) != sorted(labels):
+    if (known := known_labels(config)) and sorted(known) != sorted(labels):
         logger.warning("%s has a head for %s. It is trained for %s.", config.name_or_path, known, list(labels))
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
@@ -159,10 +159,11 @@ def _ready(
     return model
 
 
-def _known_labels(config: PreTrainedConfig) -> list[str]:
+def known_labels(config: PreTrainedConfig | None) -> list[str]:
     """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
-    is_classifier = re.search("For(Sequence|Token)Classification", str(config.architectures))
-    return class_names(config) if is_classifier else []
+    if config is None or not re.search("For(Sequence|Token)Classification", str(config.architectures)):
+        return []
+    return class_names(config)
 
 
 READING_KEY = "text_reading"

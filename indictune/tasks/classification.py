@@ -41,6 +41,7 @@ from indictune.models.task_models import (
     TEMPERATURE,
     check_shapes,
     class_names,
+    known_labels,
     label_order,
     load_classifier,
     load_classifier_config,
@@ -49,7 +50,7 @@ from indictune.models.task_models import (
     with_vocabulary,
 )
 from indictune.models.unpadded import padding_notes, pads, uncounted_token
-from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, mean_of_windows, row_losses
+from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, read_texts, row_losses
 from indictune.tasks.protocol import (
     Batch,
     Collator,
@@ -64,6 +65,7 @@ from indictune.tasks.protocol import (
     Tokens,
     row_facts,
 )
+from indictune.tasks.soft_labels import SoftLabelLoss, check_soft_labels, with_soft_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -112,13 +114,6 @@ class TextObjective(Objective):
         if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
             tokenizer, pairs = self._tokenizer, "text_pair_column" in recorded_reading(self.config)
             serve_as_trained(folder, tokenizer, self.config, max_length, pairs)
-
-
-def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits [rows, ...] and the labels of the texts of a batch; the logits of a row's windows are averaged."""
-    labels, windows = inputs.pop("labels"), inputs.pop("windows", None)
-    logits: torch.Tensor = model(**inputs).logits
-    return (logits if windows is None else mean_of_windows(logits, windows)), labels
 
 
 class SingleLabel(TextObjective):
@@ -274,9 +269,10 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert plan.model_config is not None
         kind = AutoModelForSequenceClassification
         found = problems_of(check_shapes, kind, plan.model, plan.model_config, HEAD_NAMES)
-        if plan.training.padding_free == "on":
-            found += problems_of(self.pads, plan)
         training, mode = plan.training, plan.data.problem_type
+        found += problems_of(self.pads, plan) if training.padding_free == "on" else []
+        is_soft = training.soft_label_column is not None or training.soft_label_temperature != 2
+        found += check_soft_labels(plan) if is_soft else []
         given = {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
         if mode in METRICS:
             given["--baseline"] = training.baseline and "baseline" in plan.recipe.values
@@ -319,7 +315,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_splits(plan.data, problems, inputs.sources, split_of(plan), mixture_of(plan))
+            known = [] if plan.training.soft_label_column is None else known_labels(plan.model_config)
+            splits = load_splits(plan.data, problems, inputs.sources, split_of(plan), mixture_of(plan), known)
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
@@ -342,6 +339,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             max_length = usual_length(train.table["text"], rows.tokenizer, positions_of(plan.model_config))
         settings = max_length, plan.data.problem_type, plan.data.long_text
         datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
+        if (column := plan.training.soft_label_column) is not None:
+            datasets["train"] = with_soft_labels(datasets["train"], train, column, rows.labels)
         health = _health(plan, rows, max_length)
         notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
@@ -371,6 +370,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             kind, loss = Regression, RegressionLoss(args.regression_loss)
         elif config.problem_type == MULTI_LABEL:
             kind, loss = MultiLabel, MultiLabelLoss()
+        elif args.soft_label_column is not None:
+            loss = SoftLabelLoss(args.soft_label_temperature)
         loss.of_windows = recorded_reading(config).get("long_text") == "window"
         return kind(config, tokenizer, padded, loss)
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from indictune.data.collation import IGNORED_LABEL
@@ -119,6 +119,13 @@ def mean_at_windows(logits: Tensor, labels: Tensor) -> Tensor:
 def mean_of_windows(logits: Tensor, windows: Tensor) -> Tensor:
     """The mean logits of each row, float32 [rows, classes], from those of its windows, whose numbers are [rows]."""
     return torch.segment_reduce(logits.float(), "mean", lengths=windows, axis=0)
+
+
+def read_texts(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The logits [rows, ...] and the labels of the texts of a batch; the logits of a row's windows are averaged."""
+    labels, windows = inputs.pop("labels"), inputs.pop("windows", None)
+    logits: Tensor = model(**inputs).logits
+    return (logits if windows is None else mean_of_windows(logits, windows)), labels
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

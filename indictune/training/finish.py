@@ -117,7 +117,8 @@ def finish_run(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tok
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
     assert run.plan is not None
     has_labels = any(each.kind == "single_label" for each in findings.breakdowns.values())  # one each, on rank 0
-    if run.plan.configuration.get("baseline") and has_labels:  # of a task that has the flag
+    values = run.plan.configuration
+    if values.get("baseline") and has_labels and values.get("soft_label_column") is None:  # of a task with the flags
         split = "validation" if tokens.test is None else "test"
         scored = trainer.eval_dataset if tokens.test is None else tokens.test
         add_baseline(run, tokens, split, scored, findings.results[0])

@@ -8,18 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from indictune.evaluation.breakdown import read_breakdowns
 from indictune.report.report_page import write_report
+from tests.first_hour.saved_models import LABELS, saved_classifier
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, python, start
 from tests.ranks.test_evaluation import numbers
 from tests.ranks.test_parity import OF_METRICS, differences
 
 JOB = """
-model_name_or_path: builtin:tiny-indic-bert
 dropout: 0
 max_length: 48
 global_batch_size: 24
@@ -105,12 +107,27 @@ def write_pairs(folder: Path) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
 
 
+def write_soft_labels(folder: Path) -> str:
+    """Texts with the logits of a teacher, which come from their words, and a classifier that learns them."""
+    rng, model = random.Random(0), saved_classifier(folder / "model")
+    for name, rows in (("train", 101), ("validation", 53)):
+        texts = [words(rng) for _ in range(rows)]
+        logits = [[3 * score_of(each) - 7, 0.1 * len(each), 2.0 * ("film" in each) - 0.5] for each in texts]
+        labels = [LABELS[max(range(3), key=each.__getitem__)] for each in logits]
+        table = pa.table({"text": [" ".join(each) for each in texts], "label": labels, "logits": logits})
+        pq.write_table(table, folder / f"{name}.parquet")
+    files = {f"{name}_file": str(folder / f"{name}.parquet") for name in ("train", "validation")}
+    entries = {"model_name_or_path": str(model), "soft_label_column": "logits", **files}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+
+
 SENTIMENT = "scripts/train_sentiment.py"
 TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tokens": ("scripts/train_tokens.py", write_tokens),
     "regression": (SENTIMENT, write_texts("regression", score_of)),
     "multi_label": (SENTIMENT, write_texts("multi_label_classification", labels_of)),
     "pairs": (SENTIMENT, write_pairs),
+    "soft_labels": (SENTIMENT, write_soft_labels),
 }
 
 
@@ -187,7 +204,12 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 # The slow tests try all pairs.
-MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), *(("pairs", each) for each in ("ddp", "fsdp2", "zero3"))}
+MORE = {
+    ("regression", "ddp"),
+    ("multi_label", "fsdp2"),
+    ("soft_labels", "ddp"),
+    *(("pairs", each) for each in ("ddp", "fsdp2", "zero3")),
+}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 
 
