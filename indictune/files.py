@@ -79,6 +79,7 @@ RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 BASELINE = "baseline.json"
+DISTILLED = "distil.json"  # how a student compares with its teacher
 EXPORTED = "export.json"  # in a folder of `indictune export`: its format, and how it agrees with the model
 HEALTH = "health.json"
 SAMPLES = "samples.jsonl"  # answers that a language model wrote
@@ -213,6 +214,17 @@ def _as_json(value: Any) -> Any:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON, whole or not at all."""
     write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_once(target: Path, make: Callable[[Path], object]) -> None:
+    """Let `make` write a file or folder whole, at a path of that name, unless it is there. What was cut off goes."""
+    unfinished = target.parent / ".unfinished"
+    if not target.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        make(unfinished / target.name)
+        (unfinished / target.name).rename(target)
+        unfinished.rmdir()
 
 
 def write_yaml(path: Path, content: Mapping[str, Any], chosen: Iterable[str] = ()) -> None:

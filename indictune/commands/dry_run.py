@@ -38,7 +38,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
 
     `argv` are the flags of the task's script, and `environ` that of rank 0, as the launcher would set it.
     """
-    task, plan, problems = _planned(task_name, argv, environ)
+    task, plan, problems = planned_run(task_name, argv, environ)
     rows = read_rows(plan, task, problems + preflight(plan, task))
     tokens = task.tokenise(plan, rows)
     plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
@@ -61,13 +61,14 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 def answer_to_kill(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """What to change after the kernel killed the only process of a run for lack of memory; arguments as above."""
-    _, plan, _ = _planned(task_name, argv, environ)
+    _, plan, _ = planned_run(task_name, argv, environ)
     return str(killed_for_memory(plan))
 
 
-def _planned(
+def planned_run(
     task_name: str, argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Task[Any, Any, Any], RunPlan[Any, Any], list[Problem]]:
+    """The task, the plan of a run, and the problems that follow from its flags alone; arguments as above."""
     task = next(each for each in TASKS if each.name == task_name)
     return task, *make_plan(read_recipe(argv, task.arguments), environ, task)
 

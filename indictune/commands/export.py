@@ -295,33 +295,43 @@ def compare_labels(
     Returns:
         How many texts have equal labels (of a classifier of tokens, those of all tokens), and the largest difference.
     """
-    from onnxruntime import InferenceSession, SessionOptions
-
-    options = SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
     equal, largest = 0, 0.0
-    by_length = sorted(texts, key=len)
-    for start in range(0, len(texts), _BATCH_ROWS):
-        batch = tokenizer(
-            *separated(by_length[start : start + _BATCH_ROWS]),
-            truncation=True,
-            max_length=max_length,
-            padding=True,
-            return_tensors="np",
-        )
-        given: dict[str, np.ndarray] = {name: batch[name] for name in names}
+    for given, mask, found in GraphClassifier(graph, tokenizer, max_length).batches(sorted(texts, key=len)):
         with torch.inference_mode():
             expected = model(**{name: torch.from_numpy(each) for name, each in given.items()}).logits.numpy()
-        (found,) = session.run(["logits"], given)
-        kept = batch["attention_mask"].astype(bool)
+        kept = mask.astype(bool)
         if not np.isfinite(expected).all():
             raise UserError("logits-not-finite", "--model", model.name_or_path)
         differences = np.abs(expected - found)
         largest = max(largest, float((differences[kept] if expected.ndim == 3 else differences).max()))
         equal += int(_equal(model.config, expected, found, kept).sum())
     return equal, largest
+
+
+class GraphClassifier:
+    """A classifier in ONNX Runtime, which reads at most `max_length` tokens of a text."""
+
+    def __init__(self, graph: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        from onnxruntime import InferenceSession, SessionOptions
+
+        options = SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._tokenizer, self._names = tokenizer, [each.name for each in self._session.get_inputs()]
+        self._cut: dict[str, Any] = {"truncation": True, "max_length": max_length, "padding": True}
+
+    def batches(self, texts: Sequence[str]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+        """The inputs of each batch of texts, its attention mask [rows, tokens], and its logits."""
+        for start in range(0, len(texts), _BATCH_ROWS):
+            some = separated(texts[start : start + _BATCH_ROWS])
+            batch = self._tokenizer(*some, return_tensors="np", **self._cut)
+            given: dict[str, np.ndarray] = {name: batch[name] for name in self._names}
+            yield given, batch["attention_mask"], self._session.run(["logits"], given)[0]
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        """The logits of texts, float32 [texts, labels]."""
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        return np.concatenate([each for *_, each in self.batches([texts[at] for at in order])])[np.argsort(order)]
 
 
 def _equal(config: PreTrainedConfig, expected: np.ndarray, found: np.ndarray, kept: np.ndarray) -> np.ndarray:

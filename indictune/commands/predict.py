@@ -48,6 +48,7 @@ _WINDOW = ".arrow"
 _LOOK_EVERY_S = 0.2
 _TELL_EVERY_S = 30.0
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
+Labeller = Callable[[Classifier, pa.RecordBatch], pa.RecordBatch]
 WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 
 
@@ -117,7 +118,7 @@ def _predict(asked: PredictFlags) -> None:
             if source.bad.count:
                 print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         else:
-            _label_file(source, classifier, Path(asked.output_file))
+            label_file(source, classifier, Path(asked.output_file))
             if rank_of(os.environ) == 0:
                 _keep_rejected(source, Path(folder), Path(asked.output_file))
 
@@ -133,11 +134,11 @@ class InputFile:
     @classmethod
     def of(cls, file: TextFile, bad: BadRows) -> InputFile:
         """Read a file to its end, so that it is refused before the weights are read."""
-        with attributed_to("--input_file"):
+        with attributed_to(file.flag):
             rows = sum(batch.num_rows for batch in file.windows(bad))
             bad.finish(rows)
         for remark in bad.remarks if rank_of(os.environ) == 0 else ():
-            print(f"--input_file {remark}", file=sys.stderr)
+            print(f"{file.flag} {remark}", file=sys.stderr)
         return cls(file, rows, bad)
 
     def windows(self) -> Iterator[pa.RecordBatch]:
@@ -155,8 +156,11 @@ def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: s
         sys.stdout.flush()
 
 
-def _label_file(source: InputFile, classifier: Classifier, output: Path) -> None:
-    """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled."""
+def label_file(source: InputFile, classifier: Classifier, output: Path, make: Labeller = label) -> None:
+    """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled.
+
+    `make` turns a batch of texts into rows of the output.
+    """
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
     windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
     if rank == 0:
@@ -166,7 +170,7 @@ def _label_file(source: InputFile, classifier: Classifier, output: Path) -> None
     with labelling_progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as show:
         for number, batch in enumerate(source.windows()):
             if number % world_size == rank and not windows.path(number).exists():
-                windows.put(number, label(classifier, batch))
+                windows.put(number, make(classifier, batch))
                 show(windows.done() * WINDOW_ROWS)
         while rank == 0 and windows.done() < windows.count:
             time.sleep(_LOOK_EVERY_S)

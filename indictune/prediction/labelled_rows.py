@@ -204,14 +204,15 @@ _CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of texts, and its columns."""
+    """A file of texts, its columns, and the flag that names it."""
 
     path: str
     wanted: Wanted
+    flag: str = "--input_file"
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """All texts, as columns `text`, `text_pair`, `language` and the kept ones; `bad` gets the unreadable rows."""
-        with attributed_to("--input_file"):
+        with attributed_to(self.flag):
             if kind_of_file(self.path) == LINES and checked_extension(self.path) and not holds_tweets(self.path):
                 with opened(self.path) as file:
                     lines = line_windows(cast(BufferedReader, file), self.path, "text_pair" in self.wanted.required)
