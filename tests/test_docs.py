@@ -122,7 +122,7 @@ def assert_verb_takes(verb: str, flags: list[str]) -> None:
             assert read_asked(flags).task
     elif verb != "recipes":
         own = (COMMANDS[verb],) if verb in COMMANDS else ()
-        of_runs = TRAINING.values() if verb in ("prepare", "inspect", "plan", "doctor", "sweep") else [()]
+        of_runs = TRAINING.values() if verb in ("prepare", "inspect", "plan", "doctor", "sweep", "distil") else [()]
         given = of_repository(without_bare_word(flags))
         bare = {"push": "--repo_id", "report": "--runs"}  # several bare words
         given = [bare[verb], *given] if verb in bare and given else given

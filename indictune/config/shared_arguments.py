@@ -19,7 +19,7 @@ _AT_LEAST_1 = (
     *("global_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size"),
     *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
     *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
-    *("eval_accumulation_steps", "save_total_limit", "request_timeout", "seeds", "trials"),
+    *("eval_accumulation_steps", "save_total_limit", "request_timeout", "seeds", "trials", "layers"),
     "soft_label_temperature",
 )
 _AT_LEAST_0 = (

@@ -126,6 +126,8 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "languages": _listed(map(shown_language, facts.languages)),
         "reading": facts.reading,
         "exported": facts.exported,
+        "distilled": facts.distilled,
+        "students": facts.distilled and fenced(str(facts.distilled.get("table")), "text"),
     }
 
 
