@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import environment, write_results
+from benchmarks.environment import RESULTS, environment, write_results
 from benchmarks.real_tweets import read
 from benchmarks.speed import write_rows
 
@@ -50,15 +50,16 @@ def main() -> None:
     parser.add_argument("--more", nargs="*", default=[], help="files of more texts, whose labels are not read")
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 4, 3, 2], help="of each student")
-    parser.add_argument("--rows", type=int, help="of the training rows; default: all")
+    parser.add_argument("--rows", type=int, help="of each file, to try the program; default: all")
     parser.add_argument("--model", default="fetched:multilingual-e5-small", help="that the teacher begins with")
     parser.add_argument("--teacher_epochs", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=10, help="of each student")
     parser.add_argument("--learning_rate", default="2e-4", help="of each student")
     parser.add_argument("--temperature", default="2")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
     options = parser.parse_args()
-    rows, test = (read(options.data / f"{options.set}.{split}.jsonl") for split in ("train", "validation"))
-    rows = rows[: options.rows]
+    names = (f"{options.set}.{split}.jsonl" for split in ("train", "validation"))
+    rows, test = (read(options.data / name)[: options.rows] for name in names)
     parts = {
         "train": [row for index, row in enumerate(rows) if index % 10 != 9],
         "validation": rows[9::10],
@@ -82,10 +83,10 @@ def main() -> None:
         found = json.loads((folder / "distil.json").read_text(encoding="utf-8"))
         shares = {name: share_of_teacher(found, name) for name in found["bytes"]}
         sizes[f"{layers} layers"] = {"of_the_teacher": shares, **found}
-        settings = {name: str(value) for name, value in vars(options).items() if name not in ("data", "work")}
+        settings = {name: str(value) for name, value in vars(options).items() if not isinstance(value, Path)}
         counts = {name: len(part) for name, part in parts.items()}
         results = {"environment": environment(), "settings": settings, "rows": counts, "students": sizes}
-        write_results(f"distil-{options.set.replace('_', '-')}", results)
+        write_results(f"distil-{options.set.replace('_', '-')}", results, options.results)
         print(layers, "layers:", shares)
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
+from indictune.config.arguments import ModelArguments
 from indictune.evaluation.breakdown import read_breakdowns
+from indictune.models.load import load_tokenizer
+from indictune.models.task_models import load_classifier
 from indictune.report.report_page import write_report
-from tests.first_hour.saved_models import LABELS, saved_classifier
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, python, start
 from tests.ranks.test_evaluation import numbers
@@ -107,17 +110,25 @@ def write_pairs(folder: Path) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
 
 
+SOFT_LABELS = ["good", "short", "film"]
+
+
 def write_soft_labels(folder: Path) -> str:
     """Texts with the logits of a teacher, which come from their words, and a classifier that learns them."""
-    rng, model = random.Random(0), saved_classifier(folder / "model")
+    rng, args = random.Random(0), ModelArguments()
+    tokenizer = load_tokenizer(args)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        load_classifier(args, SOFT_LABELS, tokenizer).save_pretrained(str(folder / "model"))
+    tokenizer.save_pretrained(folder / "model")
     for name, rows in (("train", 101), ("validation", 53)):
         texts = [words(rng) for _ in range(rows)]
-        logits = [[3 * score_of(each) - 7, 0.1 * len(each), 2.0 * ("film" in each) - 0.5] for each in texts]
-        labels = [LABELS[max(range(3), key=each.__getitem__)] for each in logits]
+        logits = [[score_of(each) - 2, 0.1 * len(each), 2.0 * ("film" in each) - 0.5] for each in texts]
+        labels = [SOFT_LABELS[max(range(3), key=each.__getitem__)] for each in logits]
         table = pa.table({"text": [" ".join(each) for each in texts], "label": labels, "logits": logits})
         pq.write_table(table, folder / f"{name}.parquet")
     files = {f"{name}_file": str(folder / f"{name}.parquet") for name in ("train", "validation")}
-    entries = {"model_name_or_path": str(model), "soft_label_column": "logits", **files}
+    entries = {"model_name_or_path": str(folder / "model"), "soft_label_column": "logits", **files}
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
 
 
