@@ -39,13 +39,13 @@ def made_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = splits
     backend.train_from_iterator(TEXTS[:300], trainer(vocab_size=1_500, special_tokens=SPECIAL, show_progress=False))
     backend.add_special_tokens([AddedToken("<mask>", special=True)])
-    ends = [(each, SPECIAL.index(each)) for each in ("</s>", "<s>")]
-    template = processors.TemplateProcessing("<s> $A </s>", special_tokens=ends)
-    backend.post_processor = processors.BertProcessing(*ends) if kind == "WordPiece" else template
+    start, end = ("<s>", 0), ("<mask>", backend.get_vocab_size() - 1)  # one whose number changes
+    template = processors.TemplateProcessing("<s> $A <mask>", special_tokens=[start, end])
+    backend.post_processor = processors.BertProcessing(end, start) if kind == "WordPiece" else template
     named = zip(("bos", "pad", "eos", "unk", "mask"), (*SPECIAL, "<mask>"), strict=True)
     special: dict[str, Any] = {f"{name}_token": token for name, token in named}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, cls_token="<s>", sep_token="</s>", **special
+        tokenizer_object=backend, cls_token="<s>", sep_token="<mask>", **special
     )
 
 
