@@ -18,18 +18,17 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 
 install: $(STAMP)  ## make .venv, with everything that a run needs
 
-demo: $(STAMP)  ## fine-tune a pretrained encoder on the built-in tweets, and label five sentences
+demo: $(STAMP)  ## fine-tune a pretrained encoder on the built-in tweets, and label five sentences: three minutes
 	rm -rf outputs/demo
 	@if $(BIN)/indictune recipes --weights; then \
-		$(BIN)/indictune train recipes/sentiment/small_data.yaml --dataset_name builtin:tweets --max_length 64 \
-			--output_dir outputs/demo; \
+		$(BIN)/indictune train recipes/sentiment/demo_pretrained.yaml; \
 	else \
-		echo "Without them, a small encoder is trained from random weights. It labels worse than n-grams do." >&2; \
-		OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/sentiment/demo.yaml; \
+		echo "So a small encoder begins with random weights. Its labels are worse than those of n-grams." >&2; \
+		$(MAKE) demo-small; \
 	fi
-	$(BIN)/indictune predict outputs/demo $(foreach sentence,$(SENTENCES),--text $(sentence))
+	$(BIN)/indictune predict outputs/demo --text $(SENTENCES)
 
-# Hindi, Telugu, Tamil, Hindi in Latin letters, and Marathi, which the demo is not trained on.
+# Hindi, Telugu, Tamil, Hindi in Latin letters, and Marathi, which is not among the training rows.
 SENTENCES := "यह फ़िल्म बहुत अच्छी है" "సేవ చాలా చెత్తగా ఉంది" "ரயில் நாளை காலை ஆறு மணிக்கு புறப்படும்" \
 	"khana bilkul bekar tha" "हा चित्रपट खूपच सुंदर आहे"
 

@@ -1,6 +1,6 @@
 """What `make demo` prints when it has trained, in README.md.
 
-    python -m docs.demo_output    # runs the demo, and writes README.md: a minute
+    python -m docs.demo_output    # runs the demo, and writes README.md: minutes
 
 The scores differ a little between kinds of CPU.
 """
@@ -14,13 +14,14 @@ import tempfile
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"(?<=indictune train recipes/sentiment/demo\.yaml\n```\n\n```text\n).*?(?=```\n)", re.DOTALL)
+RECIPE = "recipes/sentiment/demo_pretrained.yaml"
+BLOCK = re.compile(r"(?<=indictune train recipes/sentiment/demo_pretrained\.yaml\n```\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def printed() -> str:
     """Of a demo that is run now: the table of its test rows, and the comparison with its baseline."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "indictune", "train", "recipes/sentiment/demo.yaml", "--output_dir", folder]
+        command = [sys.executable, "-m", "indictune", "train", RECIPE, "--output_dir", folder]
         done = subprocess.run(command, cwd=README.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     parts = done.stdout.decode().split("\n\n")
     return "\n\n".join(part for part in parts if part.startswith(("test rows\n", "baseline, "))) + "\n"
