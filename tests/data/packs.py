@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from datasets import Dataset
 
-from indictune.data.chat.prepare_chats import SCHEMA, packed
+from indictune.data.packing import SCHEMA, packed
 
 
 def pack(rows: Dataset, max_length: int) -> Dataset:

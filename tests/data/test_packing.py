@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from indictune.data.cache import write_table
-from indictune.data.chat.prepare_chats import packed, packing_facts, stored_groups
+from indictune.data.packing import packed, packing_facts, stored_groups
 from tests.data.packs import pack
 
 

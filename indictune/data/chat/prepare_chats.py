@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import bad_rows, copy_rejected
-from indictune.data.cache import build_with_facts, map_table, rewrite_table, stored_batches, with_progress, write_table
+from indictune.data.cache import build_with_facts, map_table, stored_batches, with_progress, write_table
 from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import NOT_THINKING, choose_template, tokenised_chats
 from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
 from indictune.data.chat.messages import Message
-from indictune.data.collation import ListColumn
+from indictune.data.packing import pack_table
 from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, tokenizer_parts
@@ -28,79 +28,6 @@ from indictune.errors import Problems, attributed_to
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# Packed together; enough to find good fits.
-_GROUP_ROWS = 10_000
-_BATCH_PACKS = 200
-
-_LIST = pa.list_(pa.int32())
-SCHEMA = pa.schema({"input_ids": _LIST, "labels": _LIST, "seq_lengths": _LIST, "rows": _LIST, "length": pa.int32()})
-
-
-def stored_groups(path: Path) -> Iterator[pa.Table]:
-    """The rows of a file in groups that are packed together.
-
-    Each group is mapped again, because mapped memory counts as used until the map is closed.
-    """
-    for start in range(0, map_table(path).num_rows, _GROUP_ROWS):
-        yield map_table(path).slice(start, _GROUP_ROWS)
-
-
-def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBatch]:
-    """Pack rows by best fit decreasing: the longest first, each where it leaves the least space.
-
-    Args:
-        groups: columns `input_ids`, `labels` and `rows`, of 1 to `max_length` tokens; a pack holds rows of one group.
-
-    Yields:
-        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (theirs, in the same
-        order) and `length` (tokens of the pack). Every row is in one pack, once.
-    """
-    for group in groups:
-        columns = [ListColumn(group[name]) for name in ("input_ids", "labels")]
-        lengths = pc.list_value_length(group["input_ids"]).to_numpy()
-        numbers = pc.list_flatten(group["rows"]).to_numpy()
-        packs = _packs(lengths, max_length)
-        for start in range(0, len(packs), _BATCH_PACKS):
-            yield _batch(packs[start : start + _BATCH_PACKS], columns, lengths, numbers)
-
-
-def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
-    """The indices of the rows in each pack. TRL packs tokens, so it gets the row's index once for each token."""
-    from datasets import Dataset  # slow to import, as trl
-    from trl.data_utils import pack_dataset
-
-    tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
-    packs = pack_dataset(tokens, max_length, strategy="bfd", map_kwargs={"batch_size": len(lengths)}).data
-    rows_of_packs = pc.list_value_length(packs["seq_lengths"]).to_numpy()
-    ends = np.cumsum(pc.list_flatten(packs["seq_lengths"]).to_numpy())
-    rows = pc.list_flatten(packs["row"]).to_numpy()[ends - 1]
-    return np.split(rows, np.cumsum(rows_of_packs)[:-1])
-
-
-def packing_facts(packed: Dataset, max_length: int) -> str:
-    """A sentence for the log: rows, packs, and the share of empty places."""
-    rows = int(pc.sum(pc.list_value_length(packed.data["rows"])).as_py())
-    packs = len(packed)
-    empty = 1 - pc.sum(packed.data["length"]).as_py() / (packs * max_length)
-    return f"{rows:,} rows in {packs:,} packs of {max_length:,} places for tokens; {empty:.1%} of these are empty"
-
-
-def _batch(
-    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, numbers: np.ndarray
-) -> pa.RecordBatch:
-    """The columns of some packs: indices of rows in the group. `numbers` has the index of each row in the split."""
-    rows = np.concatenate(packs)
-    pack_rows = [len(pack) for pack in packs]
-    pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
-    tokens = [np.concatenate([column[row] for row in rows], dtype=np.int32) for column in columns]
-    of_packs = (_lists(pack_lengths, values) for values in tokens)
-    of_rows = (_lists(pack_rows, values[rows]) for values in (lengths, numbers))
-    return pa.record_batch([*of_packs, *of_rows, pa.array(pack_lengths)], schema=SCHEMA)
-
-
-def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListArray:
-    return pa.ListArray.from_arrays(np.cumsum([0, *lengths], dtype=np.int32), values)
 
 
 def check_template(
@@ -198,10 +125,7 @@ def tokenise_chat_splits(
             shares = by_language.aggregate([("cut", "mean")]).to_pylist()
             truncated = {each["language"]: each["cut_mean"] for each in shares}
         if packing:
-            path = folder / "train.arrow"
-            groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
-            rewrite_table(path, SCHEMA, packed(groups, args.max_length))
-            summary = packing_facts(mapped_dataset(folder, "train"), args.max_length)
+            summary = pack_table(folder / "train.arrow", args.max_length)
         return {"summary": summary, "notes": notes, "truncated": truncated}
 
     parts = [tokenizer_parts(tokenizer), template, *settings, thinking, packing, positions]

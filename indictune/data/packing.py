@@ -1,0 +1,98 @@
+"""Pack tokenised rows end to end into longer ones, which attention keeps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.data.cache import map_table, rewrite_table, with_progress
+from indictune.data.collation import ListColumn
+from indictune.data.text.tokenisation import mapped_dataset
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Packed together; enough to find good fits.
+_GROUP_ROWS = 10_000
+_BATCH_PACKS = 200
+
+_LIST = pa.list_(pa.int32())
+SCHEMA = pa.schema({"input_ids": _LIST, "labels": _LIST, "seq_lengths": _LIST, "rows": _LIST, "length": pa.int32()})
+
+
+def stored_groups(path: Path) -> Iterator[pa.Table]:
+    """The rows of a file in groups that are packed together.
+
+    Each group is mapped again, because mapped memory counts as used until the map is closed.
+    """
+    for start in range(0, map_table(path).num_rows, _GROUP_ROWS):
+        yield map_table(path).slice(start, _GROUP_ROWS)
+
+
+def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBatch]:
+    """Pack rows by best fit decreasing: the longest first, each where it leaves the least space.
+
+    Args:
+        groups: columns `input_ids`, `labels` and `rows`, of 1 to `max_length` tokens; a pack holds rows of one group.
+
+    Yields:
+        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (theirs, in the same
+        order) and `length` (tokens of the pack). Every row is in one pack, once.
+    """
+    for group in groups:
+        columns = [ListColumn(group[name]) for name in ("input_ids", "labels")]
+        lengths = pc.list_value_length(group["input_ids"]).to_numpy()
+        numbers = pc.list_flatten(group["rows"]).to_numpy()
+        packs = _packs(lengths, max_length)
+        for start in range(0, len(packs), _BATCH_PACKS):
+            yield _batch(packs[start : start + _BATCH_PACKS], columns, lengths, numbers)
+
+
+def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
+    """The indices of the rows in each pack. TRL packs tokens, so it gets the row's index once for each token."""
+    from datasets import Dataset  # slow to import, as trl
+    from trl.data_utils import pack_dataset
+
+    tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
+    packs = pack_dataset(tokens, max_length, strategy="bfd", map_kwargs={"batch_size": len(lengths)}).data
+    rows_of_packs = pc.list_value_length(packs["seq_lengths"]).to_numpy()
+    ends = np.cumsum(pc.list_flatten(packs["seq_lengths"]).to_numpy())
+    rows = pc.list_flatten(packs["row"]).to_numpy()[ends - 1]
+    return np.split(rows, np.cumsum(rows_of_packs)[:-1])
+
+
+def packing_facts(packed: Dataset, max_length: int) -> str:
+    """A sentence for the log: rows, packs, and the share of empty places."""
+    rows = int(pc.sum(pc.list_value_length(packed.data["rows"])).as_py())
+    packs = len(packed)
+    empty = 1 - pc.sum(packed.data["length"]).as_py() / (packs * max_length)
+    return f"{rows:,} rows in {packs:,} packs of {max_length:,} places for tokens; {empty:.1%} of these are empty"
+
+
+def _batch(
+    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, numbers: np.ndarray
+) -> pa.RecordBatch:
+    """The columns of some packs: indices of rows in the group. `numbers` has the index of each row in the split."""
+    rows = np.concatenate(packs)
+    pack_rows = [len(pack) for pack in packs]
+    pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
+    tokens = [np.concatenate([column[row] for row in rows], dtype=np.int32) for column in columns]
+    of_packs = (_lists(pack_lengths, values) for values in tokens)
+    of_rows = (_lists(pack_rows, values[rows]) for values in (lengths, numbers))
+    return pa.record_batch([*of_packs, *of_rows, pa.array(pack_lengths)], schema=SCHEMA)
+
+
+def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListArray:
+    return pa.ListArray.from_arrays(np.cumsum([0, *lengths], dtype=np.int32), values)
+
+
+def pack_table(path: Path, max_length: int) -> str:
+    """Pack the rows of a table, which is written again; returns a sentence about the packs."""
+    groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
+    rewrite_table(path, SCHEMA, packed(groups, max_length))
+    return packing_facts(mapped_dataset(path.parent, path.stem), max_length)
