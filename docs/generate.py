@@ -30,8 +30,10 @@ from docs import (
 )
 from indictune.commands import VERBS
 from indictune.errors import catalogue
+from indictune.tasks.causal_text import CausalText
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.raw_text import MaskedText
 from indictune.tasks.tokens import TokenClassification
 
 DOCS = Path(__file__).resolve().parent
@@ -41,6 +43,8 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_sentiment.py": Classification.arguments,
     "scripts/train_tokens.py": TokenClassification.arguments,
     "scripts/train_llama.py": Chat.arguments,
+    "scripts/train_mlm.py": MaskedText.arguments,
+    "scripts/train_clm.py": CausalText.arguments,
 }
 COMMANDS: dict[str, type[Any]] = {
     verb: arguments
@@ -218,7 +222,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def flags_file() -> str:
     """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
-    tasks = (Classification, TokenClassification, Chat)
+    tasks = (Classification, TokenClassification, Chat, MaskedText, CausalText)
     programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in tasks}
     programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
     entries: dict[tuple[str, ...], list[str]] = {}

@@ -37,7 +37,7 @@ _USAGE = "indictune evaluate --model DIR --test_file F"
 FROM_TRAINING = (
     *("text_column", "text_pair_column", "label_column", "language_column", "max_length", "long_text", "columns"),
     *("word_column", "tag_column", "sentence_column"),
-    *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings"),
+    *("delimiter", "column_names", "quoting", "label_map", "keep_label_spellings", "txt_documents", "mlm_probability"),
     *("chat_template", "train_on_prompts", "train_on_thinking", "regression_loss"),
     *("per_device_eval_batch_size", "bf16", "fp16"),
 )
@@ -65,7 +65,8 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
-    return partial(_evaluate, task_of(json_or_nothing(config_file(model))))  # transformers reports an unreadable file
+    config = json_or_nothing(config_file(model))  # transformers reports an unreadable file
+    return partial(_evaluate, task_of(config, configuration_of(model).get("task")))
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
@@ -78,8 +79,15 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
-    types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str}
-    types |= {"delimiter": str, "column_names": list, "quoting": str, "label_column": (str, list), "label_map": list}
+    types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str, "txt_documents": str}
+    types |= {
+        "txt_documents": str,
+        "delimiter": str,
+        "column_names": list,
+        "quoting": str,
+        "label_column": (str, list),
+        "label_map": list,
+    }
     for name in FROM_TRAINING:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):

@@ -9,7 +9,16 @@ from typing import Literal
 import torch
 from transformers import TrainingArguments
 
-from indictune.config.shared_arguments import BadRowArguments, Checked, OneOrMore, TagArguments, TextArguments, flag
+from indictune.config.shared_arguments import (
+    BadRowArguments,
+    Checked,
+    MaskArguments,
+    OneOrMore,
+    RawTextForm,
+    TagArguments,
+    TextArguments,
+    flag,
+)
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]
@@ -87,7 +96,7 @@ def file_words(files: Files) -> str:
 class SourceArguments(BadRowArguments):
     """Which task a run learns, and where its rows come from."""
 
-    task: Literal["classification", "tokens", "chat"] | None = flag(
+    task: Literal["classification", "tokens", "mlm", "chat", "clm"] | None = flag(
         None, "Task of the recipe. A script of another task refuses it; `indictune train` picks the script by it."
     )
     dataset_name: str | None = flag(
@@ -111,8 +120,8 @@ class SourceArguments(BadRowArguments):
     train_file: Files = flag(
         None,
         "Files of training rows: names, patterns such as 'data/*.csv' or 'data/{language}.csv', folders, and URLs "
-        "(https://, hf://datasets/, s3://). json, jsonl, parquet and arrow; for a classifier csv, tsv, xlsx, ods and "
-        "SentiMix's txt. Each may be packed: .gz or .zst.",
+        "(https://, hf://datasets/, s3://). json, jsonl, parquet and arrow; for a classifier and raw text csv, tsv, "
+        "xlsx, ods and txt (SentiMix's, or of raw text). Each may be packed: .gz or .zst.",
         nargs="+",
         action=OneOrMore,
     )
@@ -198,6 +207,29 @@ class DataArguments(TextArguments, SourceArguments):
 @dataclass
 class TaggedDataArguments(DataArguments, TagArguments):
     """Which tagged sentences are trained on, and how they are read."""
+
+
+@dataclass
+class RawTextArguments(RawTextForm, SourceArguments):
+    """Which raw texts a language model learns, and how they are read."""
+
+    max_length: int = flag(
+        256, "Tokens of a row, special ones included: longer documents are cut into pieces, and shorter ones packed."
+    )
+
+
+@dataclass
+class MaskedTextArguments(MaskArguments, RawTextArguments):
+    """Which raw texts a masked language model learns, and how they are read."""
+
+
+@dataclass
+class CausalTextArguments(RawTextArguments):
+    """Which raw texts a causal language model learns. The run records its task, which the model does not show."""
+
+    task: Literal["clm"] | None = flag(
+        "clm", "Task of the recipe. A script of another task refuses it; `indictune train` picks the script by it."
+    )
 
 
 @dataclass

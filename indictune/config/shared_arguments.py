@@ -38,6 +38,7 @@ AT_LEAST = {
 
 # Fields that hold a share or a probability, below 1. None is allowed.
 SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
+SHARES += ("mlm_probability",)
 
 # Fields that hold the largest share that is accepted: 1 accepts all. None is allowed.
 LIMITS = ("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share")
@@ -170,6 +171,15 @@ class TagArguments(Checked):
 
 
 @dataclass
+class MaskArguments(Checked):
+    """What a masked language model has to guess."""
+
+    mlm_probability: float = flag(
+        0.15, "Share of the tokens that are masked, as whole words, at least one in a document."
+    )
+
+
+@dataclass
 class BadRowArguments(Checked):
     """What happens to rows that cannot be used."""
 
@@ -188,6 +198,19 @@ class BadRowArguments(Checked):
         if self.bad_rows == "stop" and self.max_bad_fraction != MAX_BAD_FRACTION:
             way_out = "Use --bad_rows quarantine."
             yield problem("no-effect", "--max_bad_fraction", self.max_bad_fraction, way_out, other="--bad_rows stop")
+
+
+@dataclass
+class RawTextForm(FileFormArguments, BadRowArguments):
+    """How files hold documents of raw text."""
+
+    text_column: str = flag("text", "Column with the text.")
+    language_column: str | None = flag(
+        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
+    )
+    txt_documents: Literal["blocks", "lines"] = flag(
+        "blocks", "What a document of a txt file of raw text is: a block between blank lines, or a line."
+    )
 
 
 @dataclass
@@ -237,7 +260,7 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 
 
 @dataclass
-class EvaluationArguments(TextArguments, BadRowArguments, TagArguments):
+class EvaluationArguments(TextArguments, RawTextForm, TagArguments, MaskArguments):
     """Which finished model is scored on which rows. Values that are not given are those of its training."""
 
     model: str = flag("", "The --output_dir of a finished run.")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from indictune.data.batching import NO_ROW
+from indictune.data.batching import NO_ROW, TrainingBatches
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,9 +54,11 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
             packed, `seq_lengths` too; of pairs, `token_type_ids`, if the model reads them.
+        batches: of a training, whose rows have the number of the `epoch` too.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, batches: TrainingBatches | None = None) -> None:
+        self._batches = batches
         table = dataset.with_format("arrow")[:]
         self._length = len(table)
         self._columns: dict[str, ListColumn | np.ndarray] = {
@@ -74,7 +76,8 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         if index == NO_ROW:
             return self._dummy_row()
         row: Row = {name: column[index] for name, column in self._columns.items()}
-        return {"seq_lengths": np.array([len(row["input_ids"])]), **row, "row": index}
+        more = {"row": index} if self._batches is None else {"row": index, "epoch": self._batches.epoch}
+        return {"seq_lengths": np.array([len(row["input_ids"])]), **row, **more}
 
     def _dummy_row(self) -> Row:
         """A row of two tokens, the least that every model can run."""

@@ -112,7 +112,7 @@ def check_context(plan: AnyPlan) -> list[Problem]:
         return []
     model, config, refused = plan.model, plan.model_config, list[tuple[str, object, str, str]]()
     if plan.head != "ForCausalLM":
-        name, reason = "model_name_or_path", "it classifies short texts"
+        name, reason = "model_name_or_path", "only causal language models share the tokens of a row"
         refused.append((name, model.model_name_or_path, reason, _OTHER_FILE))
     elif config is not None and (reason := why_not_joined(model, config, CAUSAL) or ""):
         is_flag = why_not_joined(replace(model, attn_implementation=None), config, CAUSAL) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 from torch import nn
+
+from indictune.models.load import without_adapter
 
 if TYPE_CHECKING:
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -34,11 +36,22 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     return sorted({type(block).__name__ for blocks in outermost for block in blocks})
 
 
-def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Shard a split model by FSDP2 over the data axis, or over replicas x shards, as accelerate would.
+def has_shared_bias(model: nn.Module) -> bool:
+    """Whether another module holds the bias of the output layer too, as the heads of BERT, RoBERTa and ALBERT do.
 
-    accelerate (1.15, `_prepare_tp`) would wrap all other weights as DTensors by a class that transformers 5.23 lacks.
-    It leaves a model alone that is sharded already.
+    accelerate (1.15) shards the output layer and the embedding as a group of their own. torch (2.13) refuses a weight
+    of two groups: "Parameter 'None' is shared with a parameter already managed by another FSDP group".
+    """
+    head: Any = cast(Any, without_adapter(model)).get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    return bias is not None and sum(each is bias for _, each in model.named_parameters(remove_duplicate=False)) > 1
+
+
+def shard_blocks(model: nn.Module, mesh: DeviceMesh | None, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Shard a model by FSDP2 over the data axis, or over replicas x shards, as accelerate would; None: all ranks.
+
+    accelerate (1.15, `_prepare_tp`) would wrap all other weights of a split model as DTensors by a class that
+    transformers 5.23 lacks. It leaves a model alone that is sharded already.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # slow
 

@@ -81,17 +81,26 @@ class Parallelism:
             accelerator.ddp_handler = gradient_buckets(args)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Prepare a model that is split before accelerate does: DDP would average the parts of different matrices."""
+        """Prepare a model that is split before accelerate does: DDP would average the parts of different matrices.
+
+        So is one that accelerate cannot shard, see `fsdp.has_shared_bias`.
+        """
         if self.pipeline is not None:
             self.pipeline.prepare(trainer)
-        if self.mesh is None:
-            return
+        accelerator = trainer.accelerator
+        is_sharded = accelerator.distributed_type == DistributedType.FSDP
         assert trainer.model is not None
-        if trainer.accelerator.distributed_type == DistributedType.FSDP:
+        if self.mesh is None:
+            if is_sharded and fsdp.has_shared_bias(trainer.model):
+                whole = accelerator.torch_device_mesh
+                mesh = whole and whole[tuple(accelerator.parallelism_config.fsdp_dim_names)]
+                fsdp.shard_blocks(trainer.model, mesh, accelerator.state.fsdp_plugin)
+            return
+        if is_sharded:
             data = self.mesh[SHARDS] if self.mesh[REPLICAS].size() == 1 else self.mesh[REPLICAS, SHARDS]
-            fsdp.shard_blocks(trainer.model, data, trainer.accelerator.state.fsdp_plugin)
+            fsdp.shard_blocks(trainer.model, data, accelerator.state.fsdp_plugin)
         else:
-            trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
+            accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
     def settle(self, model: nn.Module, step: Callable[[], object]) -> None:
         """Run `step` until the order in which gradients are added stays the same; see `ddp.settle_buckets`."""

@@ -300,6 +300,26 @@ def answers(losses: np.ndarray, tokens: np.ndarray, right: np.ndarray) -> Scorer
     return group
 
 
+def guessed_texts(losses: np.ndarray, tokens: np.ndarray, characters: np.ndarray) -> Scorer:
+    """Scores of a language model on raw text: loss a token in nats, perplexity, and bits a character.
+
+    Perplexity is e to the loss. Bits a character are the summed loss over ln 2 and the characters of the tokens that
+    count: unlike the others they can be compared between tokenizers. `losses` are summed cross-entropies in nats, and
+    `tokens` and `characters` those that count, each [rows].
+    """
+
+    def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
+        loss, count, letters = (each[rows].astype(np.float64) for each in (losses, tokens, characters))
+        nats, bits = ratio_of_sums(loss, count, draws), ratio_of_sums(loss / math.log(2), letters, draws)
+        with np.errstate(over="ignore"):  # infinite where Python's own exp would fail
+            perplexity = Estimate(*np.exp([nats.value, nats.low, nats.high]).tolist())
+        scores = {"loss": nats, "perplexity": perplexity, "bits_per_character": bits}
+        counts = {"num_tokens": int(count.sum()), "num_characters": int(letters.sum())}
+        return Group(len(rows), scores, counts=counts)
+
+    return group
+
+
 def written_answers(answers: Sequence[str], references: Sequence[str]) -> Scorer:
     """Scores answers that the model wrote, [rows] each.
 

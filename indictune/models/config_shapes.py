@@ -12,6 +12,7 @@ from peft import TaskType
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -28,6 +29,7 @@ KINDS = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, TaskType.SEQ_CLS),
     "ForTokenClassification": (AutoModelForTokenClassification, TaskType.TOKEN_CLS),
     "ForCausalLM": (AutoModelForCausalLM, TaskType.CAUSAL_LM),
+    "ForMaskedLM": (AutoModelForMaskedLM, TaskType.FEATURE_EXTRACTION),  # no run of it has an adapter
 }
 
 

@@ -50,6 +50,9 @@ class Objective(ABC):
     loss: SharedLoss | None = None  # of a micro-batch; None if the trainer has its own
     keeps_scores: bool = False  # whether `measure` keeps all that `predictions` and `breakdown` need
 
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027, most models need nothing
+        """Let a model read the batches of the collator, before its trainer has it."""
+
     @abstractmethod
     def collator(self, evaluating: bool) -> Collator:
         """Makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""

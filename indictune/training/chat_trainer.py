@@ -16,15 +16,16 @@ from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
+from indictune.tasks.protocol import Objective
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
-    """Trains a causal language model, or an adapter on one, to give answers.
+    """Trains a causal language model, or an adapter on one, to give answers, or to continue raw text.
 
-    The loss is TRL's, in pieces that never hold all logits. The arguments are those of `ExactTrainer`. Packed training
-    rows have a column `seq_lengths` too, and are never padded.
+    The loss is TRL's, in pieces that never hold all logits. The arguments are those of `ExactTrainer`, and what is
+    measured, by default the answers. Packed training rows have a column `seq_lengths` too, and are never padded.
     """
 
     args: LlamaTrainingArguments
@@ -38,9 +39,10 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         tokenizer: PreTrainedTokenizerBase,
         padded: bool = True,
         context: RunContext | None = None,
+        objective: Objective | None = None,
     ) -> None:
         padded = padded and "seq_lengths" not in train_dataset.column_names
-        self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        self.objective = objective or Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)

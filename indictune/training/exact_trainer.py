@@ -29,7 +29,6 @@ from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism
 from indictune.errors import UserError
 from indictune.models.load import Model
-from indictune.models.unpadded import classify_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.stop_signals import Stopped
 from indictune.tasks.protocol import Batch, Objective
@@ -274,5 +273,4 @@ class IndicTrainer(ExactTrainer):
         super().__init__(
             model, args, train_dataset, eval_dataset, tokenizer, padded, context, compute_loss_func=recorded_loss
         )
-        if not padded:
-            classify_unpadded(model)
+        objective.prepare(model)

@@ -253,7 +253,7 @@ def make_trainer(
     from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
 
     assert train_dataset is not None
-    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, context)
+    return LlamaTrainer(model, args, train_dataset, eval_dataset, tokenizer, padded, context, objective)
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> Training:

@@ -159,7 +159,7 @@ class TaskTrainer(Trainer):
         self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: Collator
     ) -> DataLoader[Row]:
         return DataLoader(
-            IndexedRows(dataset),
+            IndexedRows(dataset, batches if isinstance(batches, TrainingBatches) else None),
             batch_sampler=batches,
             collate_fn=self.parallelism.own_tokens(collator),
             num_workers=self.args.dataloader_num_workers,

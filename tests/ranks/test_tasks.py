@@ -132,6 +132,19 @@ def write_soft_labels(folder: Path) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
 
 
+def write_documents(folder: Path) -> str:
+    """Texts of 2 to 9 words, and a few of 80, which are cut; packed, they are 24 rows and not a multiple of it."""
+    rng = random.Random(0)
+    for name, rows in (("train", 601), ("validation", 53)):
+        texts = [words(rng) if number % 50 else [rng.choice(WORDS) for _ in range(80)] for number in range(rows)]
+        (folder / f"{name}.txt").write_text("\n\n".join(map(" ".join, texts)) + "\n", encoding="utf-8")
+    return "".join(f"{name}_file: {json.dumps(str(folder / f'{name}.txt'))}\n" for name in ("train", "validation"))
+
+
+def write_for_llama(folder: Path) -> str:
+    return write_documents(folder) + "bf16: false\ngradient_checkpointing: false\n"
+
+
 SENTIMENT = "scripts/train_sentiment.py"
 TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tokens": ("scripts/train_tokens.py", write_tokens),
@@ -139,6 +152,8 @@ TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "multi_label": (SENTIMENT, write_texts("multi_label_classification", labels_of)),
     "pairs": (SENTIMENT, write_pairs),
     "soft_labels": (SENTIMENT, write_soft_labels),
+    "mlm": ("scripts/train_mlm.py", write_documents),
+    "clm": ("scripts/train_clm.py", write_for_llama),
 }
 
 
@@ -147,7 +162,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     found = {}
     for name, (script, write) in TASKS.items():
         folder = tmp_path_factory.mktemp(name)
-        (folder / "job.yaml").write_text(JOB + write(folder), encoding="utf-8")
+        job = JOB.replace("tiny-indic-bert", "tiny-indic-llama") if name == "clm" else JOB
+        (folder / "job.yaml").write_text(job + write(folder), encoding="utf-8")
         found[name] = starter(folder / "job.yaml", tmp_path_factory, script)
     return found
 
@@ -215,13 +231,10 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 # The slow tests try all pairs.
-MORE = {
-    ("regression", "ddp"),
-    ("multi_label", "fsdp2"),
-    ("soft_labels", "ddp"),
-    *(("pairs", each) for each in ("ddp", "fsdp2", "zero3")),
-}
+MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), ("soft_labels", "ddp")}
+MORE |= {(name, strategy) for name in ("pairs", "mlm", "clm") for strategy in ("ddp", "fsdp2", "zero3")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
+PAIRS.remove(("mlm", "pipeline"))  # which is refused
 
 
 @pytest.mark.parametrize(
@@ -236,8 +249,17 @@ def test_two_ranks_train_the_model_of_one_process(
     assert one.log[-1]["loss"] < one.log[0]["loss"]
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
     # A correlation of numbers that differ little, such as those of a model after 7 steps, magnifies their rounding.
-    of_metrics = 1e-4 if name == "regression" else OF_METRICS
-    assert differences(one, two, of_metrics) == []
+    # A perplexity of thousands is the exponential of a loss, which is compared below.
+    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2}.get(name, OF_METRICS)
+    found = differences(one, two, of_metrics)
+    if strategy == "zero3" and name in (
+        "mlm",
+        "clm",
+    ):  # torch rounds the norm of a large gradient, here of other parts
+        assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=3e-4)
+        found = [each for each in found if not each.startswith("grad_norm")]
+    assert found == []
+    assert two.metrics["eval"]["loss"] == pytest.approx(one.metrics["eval"]["loss"], abs=1e-5)
     for language, scores in one.metrics["eval"]["per_language"].items():
         of_few_rows = 100 * of_metrics if name == "regression" else of_metrics  # two ranks of ten may swap
         assert two.metrics["eval"]["per_language"][language] == pytest.approx(scores, abs=of_few_rows)

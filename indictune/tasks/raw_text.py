@@ -1,0 +1,244 @@
+"""Raw text (continued pretraining): what masked and causal language models share, and a model that guesses words."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow.compute as pc
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM, PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from indictune.config.arguments import IndicTrainingArguments as Args
+from indictune.config.arguments import MaskedTextArguments, ModelArguments, RawTextArguments
+from indictune.config.plan import RunPlan
+from indictune.data.bad_rows import keep_rejected
+from indictune.data.cache import StoredRows
+from indictune.data.collation import JoinRows, PadToLongest
+from indictune.data.document_pieces import Cutter, DocumentRows, tokenise_documents
+from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
+from indictune.data.masked_words import PLACES, Masking, MaskWords
+from indictune.data.raw_text import BUILTIN_TEXTS, document_reader, load_documents
+from indictune.data.read.row_sources import file_source, sources_by_split
+from indictune.data.row_choice import Splits, mixture_of, split_of
+from indictune.errors import Problem, Problems, problems_of
+from indictune.evaluation.breakdown import Breakdown, Group, block_of, break_down
+from indictune.evaluation.scorers import guessed_texts
+from indictune.models.load import Model, load_tokenizer
+from indictune.models.masked_models import MaskedStates, check_whole, load_masked, load_masked_config, why_padded
+from indictune.models.task_models import check_shapes
+from indictune.models.unpadded import uncounted_token
+from indictune.tasks.classification import TextObjective
+from indictune.tasks.loss import ExactLoss
+from indictune.tasks.protocol import (
+    Batch,
+    Collator,
+    EvaluationPlan,
+    Inputs,
+    Objective,
+    Origins,
+    Results,
+    Scripts,
+    Task,
+    TestTokens,
+    Tokens,
+    row_facts,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SCORES = ("loss", "perplexity", "bits_per_character")
+Data = TypeVar("Data", bound=RawTextArguments)
+Training = TypeVar("Training", bound=Args)
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The documents of a run, and the tokenizer that cuts them."""
+
+    splits: Splits[StoredRows]
+    tokenizer: Tokenizer
+    cutter: Cutter
+
+
+class RawText(Task[TextRows, Data, Training]):
+    """A language model learns raw text."""
+
+    cleans = False  # whether texts are read as a classifier reads them
+    scores = (*SCORES, "worst_language_loss")
+    lower_is_better = SCORES
+
+    @abstractmethod
+    def why_unpacked(self, plan: RunPlan[Data, Training]) -> str | None:
+        """Why a training row is one document; None if the model keeps several apart."""
+
+    def group_scores(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
+        return SCORES
+
+    def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:
+        tokenizer = problems.attempt(load_tokenizer, plan.model)
+        read = document_reader(plan.data)
+        return Inputs(tokenizer, problems.attempt(sources_by_split, plan.data, problems, BUILTIN_TEXTS, read))
+
+    def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> TextRows | None:
+        cutter = self._cutter(inputs.tokenizer, plan.data, problems)
+        splits = None
+        if inputs.sources is not None:
+            more = split_of(plan), mixture_of(plan)
+            splits = problems.attempt(load_documents, inputs.sources, plan.data, problems, self.cleans, *more)
+        if splits is None or cutter is None:
+            return None
+        problems.attempt(check_unknown, splits.rows["train"], cutter.tokenizer, plan)
+        return TextRows(splits, cutter.tokenizer, cutter)
+
+    def _cutter(self, tokenizer: Tokenizer | None, data: Any, problems: Problems) -> Cutter | None:
+        probability = data.mlm_probability if self.name == "mlm" else None
+        return tokenizer and problems.attempt(Cutter.of, tokenizer, data.max_length, probability)
+
+    def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
+        reason = self.why_unpacked(plan)
+        made = tokenise_documents(rows.splits, rows.cutter, packs=reason is None)
+        settings = rows.tokenizer, made.cut, rows.splits.findings
+        health = measured_once([made.folder.name], lambda: measure(made.documents, *settings))
+        unpacked = [] if reason is None else [f"A training row is one document, or a piece of one: {reason}."]
+        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *unpacked, *warning_notes(health.findings)])
+        summary = "\n".join(filter(None, (language_table(health.languages), made.summary)))
+        origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
+        train = made.documents["train"]
+        facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
+        datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
+        tokens = Tokens(*datasets, made.location, made.folder, list(notes), summary, origins=origins, scores=SCORES)
+        return replace(tokens, health=health, facts=facts)
+
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
+        asked, splits = plan.data, None
+        cutter = self._cutter(tokenizer, asked, problems)
+        with problems.collecting():
+            source = file_source(asked.test_file, "--test_file", document_reader(asked))
+            splits = load_documents({"test": source}, asked, problems, self.cleans)
+        problems.raise_any()
+        assert splits is not None
+        assert cutter is not None
+        made = tokenise_documents(splits, cutter, packs=False)
+        keep_rejected(made.folder, plan.output_dir, plan.launch.rank)
+        return TestTokens(made.datasets["test"], [*splits.notes, *made.notes], origins_of(made, "test"))
+
+
+class _Texts:
+    """The document of each row of a split. It can be read many times."""
+
+    def __init__(self, made: DocumentRows, split: str) -> None:
+        self._texts = made.documents[split].table["text"]
+        self._rows = pc.list_flatten(made.datasets[split].data["rows"])
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self._rows:
+            yield self._texts[row.as_py()].as_py()
+
+
+def origins_of(made: DocumentRows, split: str) -> Origins:
+    """Where the rows of a split that is not packed come from."""
+    documents, dataset = made.documents[split], made.datasets[split]
+    return Origins(lambda index: documents.location(dataset[index]["rows"][0]), _Texts(made, split))
+
+
+class GuessedTokens(Objective):
+    """How raw text is scored. `measure` gives the summed loss of each row in nats, and the tokens that count."""
+
+    METRICS = SCORES
+
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        columns = results[0].tolist(), results[1].tolist(), dataset["characters"][:]
+        for loss, tokens, characters in zip(*columns, strict=True):
+            yield {"loss": loss / max(tokens, 1), "num_tokens": tokens, "num_characters": characters}
+
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        scorer = guessed_texts(results[0], results[1], dataset.data["characters"].to_numpy())
+        found = break_down("texts", row_facts(dataset, scripts), scorer, lower_is_better=True, draws=draws)
+        return replace(found, loss=found.overall.scores["loss"].value)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        def scores(group: Group) -> dict[str, float]:
+            return group.counts | {name: group.scores[name].value for name in SCORES}
+
+        return block_of(found, scores)
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        return {name: block[name] for name in SCORES}
+
+
+Plan = RunPlan[MaskedTextArguments, Args]
+
+
+class MaskedText(RawText[MaskedTextArguments, Args]):
+    """A model guesses words that are masked. Texts are cleaned, as those of the classifier that follows are."""
+
+    arguments = (ModelArguments, MaskedTextArguments, Args)
+    name = "mlm"
+    head = "ForMaskedLM"
+    cleans = True
+
+    def read_config(self, args: ModelArguments) -> PreTrainedConfig:
+        return load_masked_config(args)
+
+    def check(self, plan: Plan) -> list[Problem]:
+        assert plan.model_config is not None
+        found = check_whole(plan.model, plan.launch)
+        return found + problems_of(check_shapes, MaskedTokens.kind, plan.model, plan.model_config, [])
+
+    def why_unpacked(self, plan: Plan) -> str | None:
+        assert plan.model_config is not None
+        return why_padded(plan.model, plan.model_config)
+
+    def pads(self, plan: Plan) -> bool:
+        return self.why_unpacked(plan) is not None
+
+    def load_model(self, plan: Plan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
+        return load_masked(plan.model, self.read_config(plan.model), rows.tokenizer)
+
+    def objective(
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None
+    ) -> Objective:
+        objective = MaskedTokens(config, tokenizer, padded)
+        if rows is not None:
+            objective.masking = rows.cutter.masking
+        objective.seed = args.seed if args.data_seed is None else args.data_seed
+        return objective
+
+
+class MaskedTokens(GuessedTokens, TextObjective):
+    """The tokens of masked words. Only their logits are computed."""
+
+    kind = AutoModelForMaskedLM
+    loss = ExactLoss()
+    masking: Masking | None = None  # of a training
+    seed = 0
+
+    def prepare(self, model: nn.Module) -> None:
+        MaskedStates(model, joins=not self.padded)
+
+    def collator(self, evaluating: bool) -> Collator:
+        if evaluating:
+            return PadToLongest(*self._padding, with_row_numbers=True)
+        assert self.masking is not None
+        collator = PadToLongest(*self._padding) if self.padded else JoinRows(uncounted_token(self.config))
+        return MaskWords(collator, self.masking, self.seed)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        labels = inputs.pop("labels")
+        rows, columns = (labels >= 0).nonzero(as_tuple=True)
+        places = rows * labels.shape[1] + columns
+        if not len(places):  # a batch of dummy rows
+            places = labels.new_zeros(1)
+        logits = model(**inputs, **{PLACES: places}).logits[0]
+        losses = functional.cross_entropy(logits.float(), labels.flatten()[places], reduction="none")
+        of_rows = torch.zeros(len(labels), device=losses.device).index_add(0, places // labels.shape[1], losses)
+        return of_rows, (labels >= 0).sum(-1)
