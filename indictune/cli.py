@@ -40,7 +40,8 @@ verbs:
 # What other toolkits call a verb -> the one that does it here.
 _MEANT = {
     **dict.fromkeys(("sft", "instruct", "instruction"), "train llama"),
-    **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "tune", "fit", "pt", "rlhf", "launch", "run"), "train"),
+    **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "tune", "fit", "rlhf", "launch", "run"), "train"),
+    **dict.fromkeys(("pt", "pretrain", "pretraining"), "train clm"),
     **dict.fromkeys(("classify", "classification"), "train sentiment"),
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
     **dict.fromkeys(("server", "api", "deploy"), "serve"),

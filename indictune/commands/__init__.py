@@ -51,7 +51,7 @@ def until_stopped(command: Callable[[], int]) -> int:
 
 _ALL = (
     Verb("train", "train by a recipe, on the GPUs of this machine",
-         ("RECIPE.yaml | sentiment|llama|ner --train_file F",), takes_run=True, listens=True),
+         ("RECIPE.yaml | sentiment|llama|ner|mlm|clm --train_file F",), takes_run=True, listens=True),
     Verb("recipes", "list the recipes, strategy files and scripts, or copy some; fetch a pretrained encoder",
          ("[NAME ...] [--to FOLDER] | --weights",), listens=True),
     Verb("prepare", "read and tokenise the rows of a run before it starts",
@@ -81,6 +81,8 @@ _ALL = (
     Verb("serve", "label texts over HTTP", ("FOLDER [--host H] [--port P]",), logs=True, listens=True),
     Verb("demo", "try a model on a page, or write it as a Space",
          ("FOLDER [--port P] [--export FOLDER]",), logs=True, listens=True),
+    Verb("vocabulary", "give a model tokens for scripts that it splits badly",
+         ("extend --model M --train_file F --tokens N --output_dir D",), logs=True),
     Verb("merge", "make an adapter and its base one model", ("ADAPTER --output_dir D [--dtype T]",)),
     Verb("export", "write a model for ONNX Runtime or llama.cpp",
          ("DIR [--format onnx|gguf] [--output_dir D] [--int8 true]",), logs=True),

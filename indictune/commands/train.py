@@ -46,12 +46,16 @@ _SMALL = {
     "classification": "recipes/sentiment/small_from_scratch.yaml",
     "tokens": "recipes/tokens/small_from_scratch.yaml",
     "chat": "recipes/llama/demo.yaml",
+    "mlm": "recipes/text/mlm_demo.yaml",
+    "clm": "recipes/text/clm_demo.yaml",
 }
 _FINE_TUNED = "recipes/sentiment/small_data.yaml"
 _ROWS = {"classification": "builtin:tweets", "tokens": "builtin:names", "chat": "builtin:chats"}
+_ROWS |= dict.fromkeys(("mlm", "clm"), "builtin:tweets")
 _SOURCES = {"dataset_name", "train_file", "train_files", "validation_file", "test_file"}
 _INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
 _SECONDS_FOR_THE_HUB = 3
+_OF_RAW_TEXT = ("mlm", "clm")
 
 
 @dataclass
@@ -270,6 +274,7 @@ def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> s
     keys = [key for key in content if key not in flags_of("indictune train")]
     unknown = {task: sum(key not in flags_of(task) for key in keys) for task in SCRIPTS}
     best = [task for task in SCRIPTS if unknown[task] == min(unknown.values())]
+    best = [task for task in best if task not in _OF_RAW_TEXT] or best  # whose keys others have too
     if len(best) > 1:
         raise UserError("task-missing", f"--config {path}" if path else "The flags", known=" or ".join(SCRIPTS))
     return best[0]

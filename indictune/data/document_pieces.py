@@ -129,7 +129,7 @@ def _around(tokenizer: PreTrainedTokenizerBase, masks: bool) -> tuple[Ids, Ids]:
         reason = "" if found is not None else "it puts special tokens inside of a text"
         if masks and tokenizer.mask_token_id is None:
             reason = "it has no mask token"
-        elif masks and len({*bare.word_ids(0)}) < 2:  # type: ignore[attr-defined]
+        elif masks and len({*bare.word_ids(0)}) < 2:
             reason = "it does not split texts into words, which are masked as a whole"
     if reason or found is None:
         name = tokenizer.name_or_path

@@ -35,6 +35,7 @@ _KINDS = {
     "text-classification": "A text classifier",
     "token-classification": "A classifier of words (named entities)",
     "text-generation": "A language model that answers messages",
+    "fill-mask": "A language model that guesses masked words",
     None: "A model",
 }
 # Of the recipe: what a reader asks of a training, and what the card calls it.
@@ -101,7 +102,7 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
         "texts": ", ".join(map(quoted, texts)),
         "lists": ", ".join(f"[{quoted(each)}]" for each in texts),
         "base": quoted(facts.base) if facts.base else "",
-        "settings": "" if task == "token-classification" else f", truncation=True{kinds.get(str(kind), '')}",
+        "settings": f", truncation=True{kinds.get(str(kind), '')}" if task == "text-classification" else "",
         "result": "config.id2label[logits[0].argmax()]" if has_one_label else "logits",
         "file": shlex.quote(f"{facts.model}/model.gguf"),
     }
@@ -109,7 +110,9 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
         **{name: Verbatim(word) for name, word in words.items()},
         "format": facts.exported.get("format"),
         "is_adapter": facts.is_adapter,
-        "is_chat": task == "text-generation",
+        "is_chat": task == "text-generation" and not facts.continues_texts,
+        "is_text": facts.continues_texts,
+        "is_masked": task == "fill-mask",
     }
 
 
@@ -117,7 +120,8 @@ def _head(facts: CardFacts) -> dict[str, Any]:
     name = str(facts.settings.get("model_name_or_path") or "")
     return {
         "title": facts.model.rpartition("/")[2],
-        "kind": _KINDS[facts.pipeline_tag],
+        "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
+        "continues": facts.continues_texts,
         "base": facts.base,
         "base_link": facts.base and _link(facts.base, ""),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,

@@ -40,13 +40,14 @@ NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpo
 NOT_OF_THE_TRAINING += ["report", "report_to"]
 _NAMES = ("model_name_or_path", "dataset_name", "metrics")  # which may be names on the Hub
 
-_TASKS = {"token-classification": "tokens", "text-generation": "chat"}  # `task_of` imports TRL
-_TAGS = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
+_TASKS = {"token-classification": "tokens", "text-generation": "chat", "fill-mask": "mlm"}  # `task_of` imports TRL
+_LABELLING = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
+_TAGS = _LABELLING | {"ForMaskedLM": "fill-mask"}
 _TIMEOUT_S = 5.0  # for the licence of the base
 # Scores, and the Hub's names of their metrics. Others go by their own names.
 _METRICS = {"macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr"}
 _METRICS |= {"answer_token_accuracy": "accuracy"}
-_COUNTS = ("num_examples", "num_tokens", "num_tags", "threshold")
+_COUNTS = ("num_examples", "num_tokens", "num_characters", "num_tags", "threshold")
 _LANGUAGE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z]{4})?")  # ISO 639, alone or before a script: hi, hi-Latn
 GROUPS = ("language", "script", "length")  # of which scores are shown, in this order
 _NO_LANGUAGE = ("und", "mul", "zxx", "mis")
@@ -139,6 +140,11 @@ class CardFacts:
         return next(found, None)
 
     @property
+    def continues_texts(self) -> bool:
+        """Whether a language model learned raw text, and no answers."""
+        return self.settings.get("task") == "clm"
+
+    @property
     def reading(self) -> dict[str, Any]:
         """How the model reads texts, if otherwise than by cutting single ones: see `note_reading`."""
         return self.config.get(READING_KEY) or {}
@@ -147,7 +153,7 @@ class CardFacts:
     def labels(self) -> list[str]:
         """Of a classifier, in the order of their numbers."""
         names: dict[str, str] = self.config.get("id2label") or {}
-        has_labels = self.pipeline_tag in _TAGS.values() and self.config.get("problem_type") != "regression"
+        has_labels = self.pipeline_tag in _LABELLING.values() and self.config.get("problem_type") != "regression"
         return [names[key] for key in sorted(names, key=int)] if has_labels else []
 
     @property
@@ -160,7 +166,8 @@ class CardFacts:
     @property
     def command(self) -> str:
         """A command that trains such a model again, on files of the same names."""
-        words = ["indictune", "train", _TASKS.get(str(self.pipeline_tag), "classification")]
+        task = "clm" if self.continues_texts else _TASKS.get(str(self.pipeline_tag), "classification")
+        words = ["indictune", "train", task]
         strategy = self.metrics.get("strategy")
         if strategy in strategies():
             words += ["--strategy", str(strategy), "--num_processes", str(self.metrics.get("world_size"))]
@@ -234,7 +241,11 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
         datasets=[facts.dataset] if facts.dataset else None,
         pipeline_tag=task,
         library_name=facts.exported.get("format") or ("peft" if facts.is_adapter else "transformers"),
-        tags=["indictune", *(["sft"] if task == "text-generation" else []), *(["lora"] if facts.is_adapter else [])],
+        tags=[
+            "indictune",
+            *(["sft"] if task == "text-generation" and not facts.continues_texts else []),
+            *(["lora"] if facts.is_adapter else []),
+        ],
         metrics=sorted({each.metric_type for each in results}) or None,
         model_name=re.sub(r"[^\w.-]", "-", facts.model.rpartition("/")[2]),
         eval_results=results or None,

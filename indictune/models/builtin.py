@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, clean
+from indictune.data.text.cleaning import PRIVATE, clean
 from indictune.errors import UserError
 from indictune.files import cache_folder, kept_in, locked
 from indictune.models import fetched
@@ -42,8 +41,6 @@ EMOTICONS = (0x1F600, 0x1F64F)
 JOINERS = "\u200c\u200d"
 SEED = 0
 _LONGEST_WORD = 200  # characters; a longer word is an unknown token
-# What becomes no piece: digits, e-mail addresses and user names, except the placeholder of cleaned texts.
-_PRIVATE = re.compile(rf"(?<![^\s@＠])[^\s@＠]*[@＠](?!{HANDLE_PLACEHOLDER[1:]}\b)\S*|\d+")
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ class _Words:
 
     def add(self, text: str) -> None:
         """Count the words of a normalised text, unless a text before it has the same ones."""
-        words = tuple(word for word, _ in self._split(_PRIVATE.sub(" ", text)) if len(word) <= _LONGEST_WORD)
+        words = tuple(word for word, _ in self._split(PRIVATE.sub(" ", text)) if len(word) <= _LONGEST_WORD)
         if hash(words) in self._texts:
             return
         self._texts.add(hash(words))

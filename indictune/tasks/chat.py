@@ -198,7 +198,7 @@ class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
     kind = AutoModelForCausalLM
-    METRICS = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
+    METRICS: tuple[str, ...] = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
         self.pad_token_id = pad_token_id

@@ -101,7 +101,7 @@ class RawText(Task[TextRows, Data, Training]):
 
     def _cutter(self, tokenizer: Tokenizer | None, data: Any, problems: Problems) -> Cutter | None:
         probability = data.mlm_probability if self.name == "mlm" else None
-        return tokenizer and problems.attempt(Cutter.of, tokenizer, data.max_length, probability)
+        return None if tokenizer is None else problems.attempt(Cutter.of, tokenizer, data.max_length, probability)
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
         reason = self.why_unpacked(plan)
@@ -153,7 +153,7 @@ def origins_of(made: DocumentRows, split: str) -> Origins:
 class GuessedTokens(Objective):
     """How raw text is scored. `measure` gives the summed loss of each row in nats, and the tokens that count."""
 
-    METRICS = SCORES
+    METRICS: tuple[str, ...] = SCORES
 
     def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         columns = results[0].tolist(), results[1].tolist(), dataset["characters"][:]

@@ -255,7 +255,7 @@ def test_two_ranks_train_the_model_of_one_process(
     if strategy == "zero3" and name in (
         "mlm",
         "clm",
-    ):  # torch rounds the norm of a large gradient, here of other parts
+    ):  # torch rounds norms of large gradients
         assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=3e-4)
         found = [each for each in found if not each.startswith("grad_norm")]
     assert found == []

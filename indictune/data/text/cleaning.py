@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 URL_PLACEHOLDER = "http"
 HANDLE_PLACEHOLDER = "@user"
 
+# What becomes no piece of a vocabulary: digits, e-mail addresses and user names, except the placeholder.
+PRIVATE = re.compile(rf"(?<![^\s@＠])[^\s@＠]*[@＠](?!{HANDLE_PLACEHOLDER[1:]}\b)\S*|\d+")
+
 # `\w` alone cuts Indian words in two: it knows letters and digits, but no vowel sign, virama or joiner.
 WORD = r"\w\u0300-\u036f\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff\u1cd0-\u1cff\ua8e0-\ua8ff\u200c\u200d"
 LETTER_OF_TAG = r"(?=[\d_]*[^\W\d_])"
