@@ -39,6 +39,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "marathi-bert-v2": BertConfig(vocab_size=197_285),
     "muril-base-cased": BertConfig(vocab_size=197_285),
     "bert-base-multilingual-uncased": BertConfig(vocab_size=105_879),
+    "SmolLM2-135M": LlamaConfig(
+        vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True, max_position_embeddings=8192,
+    ),
     "Llama-3.2-1B": LlamaConfig(
         vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, tie_word_embeddings=True, max_position_embeddings=131_072,

@@ -11,8 +11,10 @@ import yaml
 
 from docs.recipe_memory import candidate_of, with_memory
 from indictune.config.arguments import (
+    CausalTextArguments,
     DataArguments,
     IndicTrainingArguments,
+    MaskedTextArguments,
     ModelArguments,
     SentimentTrainingArguments,
     TaggedDataArguments,
@@ -31,6 +33,8 @@ TYPES = {
     "classification": (ModelArguments, DataArguments, SentimentTrainingArguments),
     "chat": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
     "tokens": (ModelArguments, TaggedDataArguments, IndicTrainingArguments),
+    "mlm": (ModelArguments, MaskedTextArguments, IndicTrainingArguments),
+    "clm": (LlamaModelArguments, CausalTextArguments, LlamaTrainingArguments),
 }
 
 

@@ -21,8 +21,8 @@ from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import OneOrMore, RawTextForm, flag
 from indictune.console_text import in_one_line, printable, shown_language, table
 from indictune.data.cache import StoredRows
+from indictune.data.documents import document_reader, load_documents
 from indictune.data.languages import NO_LETTERS, script_of
-from indictune.data.raw_text import document_reader, load_documents
 from indictune.data.read.row_sources import file_source
 from indictune.data.text.learned_pieces import MIN_TEXTS, learn_pieces
 from indictune.errors import Problem, Problems, UserError, problem
@@ -80,8 +80,8 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
     badly = _split_badly(documents.texts, old, args.min_tokens_per_word)
     pieces = learn_pieces(documents.texts, old, args.tokens, lambda word: script_of(word) in badly, cast(Any, form))
     if not pieces:
-        given, scripts = ("--train_file", args.train_file), ", ".join(sorted(badly)) or "there is none"
-        raise UserError("no-pieces-learned", *given, texts=MIN_TEXTS, scripts=scripts)
+        named_files, scripts = ("--train_file", args.train_file), ", ".join(sorted(badly)) or "there is none"
+        raise UserError("no-pieces-learned", *named_files, texts=MIN_TEXTS, scripts=scripts)
     new = deepcopy(old)
     parts = with_pieces(new, pieces, str(form))
     named_class = getattr(transformers, str((config.architectures or [""])[0]), None)

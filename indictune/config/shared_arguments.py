@@ -176,9 +176,7 @@ class TagArguments(Checked):
 class MaskArguments(Checked):
     """What a masked language model has to guess."""
 
-    mlm_probability: float = flag(
-        0.15, "Share of the tokens that are masked, as whole words, at least one in a document."
-    )
+    mlm_probability: float = flag(0.15, "Share of the tokens that are masked, as whole words, at least one in a row.")
 
 
 @dataclass

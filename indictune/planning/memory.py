@@ -80,10 +80,15 @@ class RankMemory:
             int(max(kept.gradients, self._between[stage]) if micro_batches > 1 else kept.gradients),
             int(kept.optimizer_states),
             int(rank_bytes.activation_bytes(plan, self.types, tokens, weights, self.weights.repeats, flight)),
-            rank_bytes.logits_bytes(self.config, self.types, tokens) if has_logits else 0,
+            rank_bytes.logits_bytes(self.config, self.types, tokens) if has_logits else self._masked_logits(tokens),
             int(self._working[stage]),
             CONTEXT_BYTES + groups if plan.gpus else 0,
         )
+
+    def _masked_logits(self, tokens: int) -> int:
+        """Bytes of the logits of masked tokens, their probabilities and their gradient; 0 for another task."""
+        share = self.plan.configuration.get("mlm_probability", 0) if self.plan.head == "ForMaskedLM" else 0
+        return int(3 * FP32 * share * tokens * self.config.vocab_size)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:

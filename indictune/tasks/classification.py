@@ -49,7 +49,7 @@ from indictune.models.task_models import (
     recorded_reading,
     with_vocabulary,
 )
-from indictune.models.unpadded import classify_unpadded, padding_notes, pads, uncounted_token
+from indictune.models.unpadded import padding_notes, pads, uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, read_texts, row_losses
 from indictune.tasks.protocol import (
     Batch,
@@ -96,10 +96,6 @@ class TextObjective(Objective):
         if config.model_type != "xlnet":
             tokenizer.padding_side = "right"
         self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
-
-    def prepare(self, model: nn.Module) -> None:
-        if not self.padded:
-            classify_unpadded(model)
 
     @cached_property
     def names(self) -> list[str]:

@@ -22,10 +22,10 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.document_pieces import Cutter, DocumentRows, tokenise_documents
+from indictune.data.documents import BUILTIN_TEXTS, document_reader, load_documents
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
 from indictune.data.masked_words import PLACES, Masking, MaskWords
-from indictune.data.raw_text import BUILTIN_TEXTS, document_reader, load_documents
 from indictune.data.read.row_sources import file_source, sources_by_split
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problems_of
@@ -222,8 +222,8 @@ class MaskedTokens(GuessedTokens, TextObjective):
     masking: Masking | None = None  # of a training
     seed = 0
 
-    def prepare(self, model: nn.Module) -> None:
-        MaskedStates(model, joins=not self.padded)
+    def prepare(self, model: nn.Module, padded: bool) -> None:
+        MaskedStates(model, joins=not padded)
 
     def collator(self, evaluating: bool) -> Collator:
         if evaluating:

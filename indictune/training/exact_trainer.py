@@ -273,4 +273,4 @@ class IndicTrainer(ExactTrainer):
         super().__init__(
             model, args, train_dataset, eval_dataset, tokenizer, padded, context, compute_loss_func=recorded_loss
         )
-        objective.prepare(model)
+        objective.prepare(model, padded)

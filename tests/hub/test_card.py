@@ -277,7 +277,7 @@ def saved(model: Any, args: ModelArguments, folder: Path) -> Path:
 
 
 def test_a_task_of_the_users_own_has_a_card_without_a_program(tmp_path: Path) -> None:
-    config = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
+    config = {"architectures": ["BertForMultipleChoice"], "model_type": "bert"}
     card = card_in(model_folder(tmp_path / "out", config=config))
     assert card.data["pipeline_tag"] is None
     assert "```python" not in card.text

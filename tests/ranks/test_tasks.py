@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,61 @@ def test_two_ranks_train_the_model_of_one_process(
     for language, scores in one.metrics["eval"]["per_language"].items():
         of_few_rows = 100 * of_metrics if name == "regression" else of_metrics  # two ranks of ten may swap
         assert two.metrics["eval"]["per_language"][language] == pytest.approx(scores, abs=of_few_rows)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["mlm", "clm"])
+def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path, name: str
+) -> None:
+    """Step 5 ends the first epoch: masks are drawn anew, and those of the first one again."""
+    whole = runs[name]("single", 1, "--per_device_train_batch_size", "24")
+    folder = tmp_path / "out"
+    shutil.copytree(whole.folder, folder)
+    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    result = start([*python(), TASKS[name][0], *flags])
+    assert result.returncode == 0, result.stderr
+    resumed = Run(folder)
+    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
+    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert resumed.metrics["eval"] == whole.metrics["eval"]
+    validation = yaml.safe_load((whole.folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
+    flags = ["--model", str(folder), "--test_file", validation, "--output_dir", str(tmp_path / "evaluated")]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 0, result.stderr
+    evaluated = Run(tmp_path / "evaluated").metrics["test"]
+    assert numbers(evaluated) == pytest.approx(numbers(whole.metrics["eval"]), rel=1e-6)
+
+
+@pytest.mark.more
+def test_a_pretrained_encoder_is_a_start_for_a_classifier_and_an_adapter_learns_raw_text(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path
+) -> None:
+    pretrained = runs["mlm"]("single", 1, "--per_device_train_batch_size", "24")
+    few = ["--max_steps", "1", "--eval_strategy", "no", "--load_best_model_at_end", "false", "--learning_rate", "0"]
+    flags = ["--model_name_or_path", str(pretrained.folder), "--dataset_name", "builtin:tweets", *few]
+    result = start([*python(), SENTIMENT, *flags, "--output_dir", str(tmp_path / "classifier")])
+    assert result.returncode == 0, result.stderr
+    began, given = Run(tmp_path / "classifier").weights, pretrained.weights
+    of_encoder = [name for name in began if name in given and "encoder" in name]
+    assert len(of_encoder) > 10
+    assert all(torch.equal(began[name], given[name]) for name in of_encoder)
+    assert torch.equal(*(each["bert.embeddings.word_embeddings.weight"] for each in (began, given)))
+    lora = ["--dataset_name", "builtin:tweets", "--method", "lora", "--learning_rate", "1e-2", "--bf16", "false"]
+    few = [
+        "--max_steps",
+        "12",
+        "--logging_steps",
+        "1",
+        "--global_batch_size",
+        "4",
+        "--per_device_train_batch_size",
+        "4",
+    ]
+    result = start([*python(), TASKS["clm"][0], *lora, *few, "--output_dir", str(tmp_path / "adapter")])
+    assert result.returncode == 0, result.stderr
+    adapter = Run(tmp_path / "adapter")
+    assert adapter.log[-1]["loss"] < adapter.log[0]["loss"]
+    assert (tmp_path / "adapter/adapter_config.json").is_file()
