@@ -180,3 +180,34 @@ def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id
     positions = torch.arange(len(input_ids), device=input_ids.device)
     row_of = torch.bucketize(positions, boundaries[1:].long(), right=True)
     return starts.scatter_reduce(0, row_of, positions * (input_ids != pad_token_id), "amax")
+
+
+# Masked language models. tests/models/test_masked_models.py compares each with the padded model.
+MASKED = ("albert", "bert", "modernbert", "roberta", "xlm-roberta")
+
+
+class MaskedStates:
+    """Hooks that let a masked language model compute the head of some tokens alone.
+
+    The head has as many outputs as the vocabulary: for all tokens they would take several times the memory of the
+    model. A call gives the tokens as `masked_places`, int64 [masked], which count over the flattened `input_ids`. Its
+    logits are [1, masked, vocabulary]. A call without them is as before.
+    """
+
+    def __init__(self, model: nn.Module, joins: bool) -> None:
+        self._places: torch.Tensor | None = None
+        own: Any = without_adapter(model)
+        if joins:
+            own.set_attn_implementation(ATTENTION)
+        own.register_forward_pre_hook(self._take, with_kwargs=True)
+        own.base_model.register_forward_hook(self._choose)
+
+    def _take(self, _module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self._places = given.pop("masked_places", None)
+        return args, given
+
+    def _choose(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        if self._places is not None:
+            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._places][None]
+            self._places = None
+        return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import IndicTrainingArguments as Args
@@ -21,21 +22,18 @@ from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.document_pieces import Cutter, DocumentRows, tokenise_documents
+from indictune.data.document_pieces import PLACES, Cutter, DocumentRows, Masking, MaskWords, tokenise_documents
 from indictune.data.documents import BUILTIN_TEXTS, document_reader, load_documents
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
-from indictune.data.masked_words import PLACES, Masking, MaskWords
 from indictune.data.read.row_sources import file_source, sources_by_split
 from indictune.data.row_choice import Splits, mixture_of, split_of
-from indictune.errors import Problem, Problems, problems_of
+from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import guessed_texts
-from indictune.models.load import Model, load_tokenizer
-from indictune.models.masked_models import MaskedStates, check_whole, load_masked, load_masked_config, why_padded
-from indictune.models.task_models import check_shapes
-from indictune.models.unpadded import uncounted_token
-from indictune.tasks.classification import TextObjective
+from indictune.models.load import Model, check_vocabulary, load_config, load_tokenizer, read_weights, set_padding
+from indictune.models.task_models import check_shapes, set_config_dropout, set_module_dropout
+from indictune.models.unpadded import MASKED, MaskedStates, uncounted_token, why_not_joined
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.protocol import (
     Batch,
@@ -54,6 +52,8 @@ from indictune.tasks.protocol import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 SCORES = ("loss", "perplexity", "bits_per_character")
 Data = TypeVar("Data", bound=RawTextArguments)
@@ -187,40 +187,67 @@ class MaskedText(RawText[MaskedTextArguments, Args]):
     cleans = True
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        return load_masked_config(args)
+        return load_config(args, MaskedTokens.kind, MODEL_FOR_MASKED_LM_MAPPING, "masked language model")
 
     def check(self, plan: Plan) -> list[Problem]:
         assert plan.model_config is not None
-        found = check_whole(plan.model, plan.launch)
+        axes, refused = plan.launch.axes, list[tuple[str, object, str]]()
+        if plan.model.method != "full":
+            refused.append(
+                ("--method", plan.model.method, "a classifier that starts from the model takes whole weights")
+            )
+        if (size := plan.model.vocabulary_from_train) is not None:
+            refused.append(("--vocabulary_from_train", size, "the model's own vocabulary is trained"))
+        if axes.pipeline * axes.tensor > 1:
+            reason = "its processes split one model, whose head and embedding are one weight"
+            refused.append(("strategy", plan.launch.strategy, reason))
+        found = [problem("not-of-masked-words", flag, value, reason=reason) for flag, value, reason in refused]
         return found + problems_of(check_shapes, MaskedTokens.kind, plan.model, plan.model_config, [])
 
     def why_unpacked(self, plan: Plan) -> str | None:
         assert plan.model_config is not None
-        return why_padded(plan.model, plan.model_config)
+        return why_not_joined(plan.model, plan.model_config, MASKED)
 
     def pads(self, plan: Plan) -> bool:
         return self.why_unpacked(plan) is not None
 
     def load_model(self, plan: Plan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
-        return load_masked(plan.model, self.read_config(plan.model), rows.tokenizer)
+        named, config = plan.model, self.read_config(plan.model)
+        set_config_dropout(config, named.dropout)
+        model, new = read_weights(MaskedTokens.kind, named, config, torch.float32)
+        if new:
+            tied = "; its output layer is the embedding" if config.tie_word_embeddings else ""
+            what = "%s has no head that guesses masked words: a new one begins at random (%d weights%s)."
+            logger.warning(what, named.model_name_or_path, len(new), tied)
+        check_vocabulary(named, model, rows.tokenizer)
+        set_padding(model, rows.tokenizer)
+        set_module_dropout(model, named.dropout)
+        return model
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None
     ) -> Objective:
-        objective = MaskedTokens(config, tokenizer, padded)
-        if rows is not None:
-            objective.masking = rows.cutter.masking
-        objective.seed = args.seed if args.data_seed is None else args.data_seed
-        return objective
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return MaskedTokens(config, tokenizer, padded, None if rows is None else rows.cutter.masking, seed)
 
 
-class MaskedTokens(GuessedTokens, TextObjective):
-    """The tokens of masked words. Only their logits are computed."""
+class MaskedTokens(GuessedTokens):
+    """The tokens of masked words. Only their logits are computed.
+
+    Args:
+        padded: whether rows of a training micro-batch are padded; else they are joined.
+        masking: of a training, and its seed.
+    """
 
     kind = AutoModelForMaskedLM
     loss = ExactLoss()
-    masking: Masking | None = None  # of a training
-    seed = 0
+
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, masking: Masking | None, seed: int
+    ) -> None:
+        self.config, self.padded, self.masking, self.seed = config, padded, masking, seed
+        tokenizer.padding_side = "right"  # positions are counted from the first token
+        self._padding = tokenizer.pad_token_id, tokenizer.padding_side
 
     def prepare(self, model: nn.Module, padded: bool) -> None:
         MaskedStates(model, joins=not padded)

@@ -10,9 +10,8 @@ import torch
 from transformers import AutoModelForMaskedLM, DistilBertConfig
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.data.masked_words import PLACES, Masking, MaskWords
-from indictune.models.masked_models import JOINED, MaskedStates
-from indictune.models.unpadded import uncounted_token
+from indictune.data.document_pieces import PLACES, Masking, MaskWords
+from indictune.models.unpadded import MASKED, MaskedStates, uncounted_token
 from indictune.tasks.loss import ExactLoss
 from tests.models.tiny import CONFIGS, SMALL
 
@@ -42,7 +41,7 @@ def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: each for name, each in named if each is not None}
 
 
-@pytest.mark.parametrize("model_type", JOINED)
+@pytest.mark.parametrize("model_type", MASKED)
 def test_loss_and_gradients_of_packed_rows_are_those_of_padded_documents(model_type: str) -> None:
     model = model_of(model_type)
     mask = MaskWords(JoinRows(uncounted_token(model.config)), Masking(0.4, 4, np.arange(5, 120)), 1)
