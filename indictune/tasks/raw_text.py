@@ -193,9 +193,7 @@ class MaskedText(RawText[MaskedTextArguments, Args]):
         assert plan.model_config is not None
         axes, refused = plan.launch.axes, list[tuple[str, object, str]]()
         if plan.model.method != "full":
-            refused.append(
-                ("--method", plan.model.method, "a classifier that starts from the model takes whole weights")
-            )
+            refused.append(("--method", plan.model.method, "a classifier that follows takes whole weights"))
         if (size := plan.model.vocabulary_from_train) is not None:
             refused.append(("--vocabulary_from_train", size, "the model's own vocabulary is trained"))
         if axes.pipeline * axes.tensor > 1:

@@ -14,7 +14,6 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from indictune.commands.vocabulary import run_vocabulary
-from indictune.data.text.learned_pieces import MIN_TEXTS
 from tests.refusals import refused
 
 ENGLISH = ["the film was very good and the day was bad", "a cat sat on the mat"] * 4
@@ -25,9 +24,9 @@ SECRET, RARE = "गोपनीय", "दुर्मिळ"
 
 def texts() -> list[str]:
     """Texts of common words; one word stands in user names alone, and another in too few different texts."""
-    rows = [f"{WORDS[at % 6]} {WORDS[at // 6 % 6]} {at} good" for at in range(36)]
+    rows = [f"{WORDS[at % 6]} {WORDS[at // 6 % 6]} {at}" for at in range(36)]
     rows += [f"@{SECRET} {SECRET}@x.org {at}" for at in range(9)]
-    return [*rows, *([f"{RARE} film"] * 20), *(f"{RARE} {at}" for at in range(MIN_TEXTS - 2))]
+    return [*rows, *([RARE] * 20), *(f"{RARE} {at}" for at in range(3))]
 
 
 def untrained(form: str) -> Tokenizer:
@@ -99,7 +98,7 @@ def test_a_tokenizer_grows_and_its_model_with_it(
     assert 5 < len(added) <= 60
     for text in (*ENGLISH, "film 12", "The Mat!"):  # hold no new piece
         assert new(text)["input_ids"] == old(text)["input_ids"]
-    text = " ".join(WORDS) + " good कागद"
+    text = " ".join(WORDS) + " कागद"
     before, after = (each(text, add_special_tokens=False)["input_ids"] for each in (old, new))
     assert len(after) < len(before) / 2
     assert new.decode(after) == old.decode(before)
