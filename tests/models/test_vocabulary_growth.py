@@ -19,7 +19,7 @@ from tests.refusals import refused
 ENGLISH = ["the film was very good and the day was bad", "a cat sat on the mat"] * 4
 LETTERS = sorted("कखगचजतदनपबमयरलवसहािीेो्")
 WORDS = ["सरकार", "नमस्कार", "कविता", "दिवस", "हवामान", "गावात"]
-SECRET, RARE = "गोपनीय", "दुर्मिळ"
+SECRET, RARE = "गोपनीय", "बलवान"
 
 
 def texts() -> list[str]:
