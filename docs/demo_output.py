@@ -15,7 +15,9 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 RECIPE = "recipes/sentiment/demo_pretrained.yaml"
-BLOCK = re.compile(r"(?<=indictune train recipes/sentiment/demo_pretrained\.yaml\n```\n\n```text\n).*?(?=```\n)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?<=indictune train recipes/sentiment/demo_pretrained\.yaml\n```\n\n```text\n).*?(?=```\n)", re.DOTALL
+)
 
 
 def printed() -> str:

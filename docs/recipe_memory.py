@@ -23,8 +23,9 @@ from indictune.planning.memory import calibration
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").rglob("*.yaml"))
 COMMAND = re.compile(r"accelerate_configs/(\w+)\.yaml(?: --num_processes (\d+))?")
 LINES = re.compile(r"(?:^# Expected memory.*\n)(?:^#.*\n)*", re.MULTILINE)
-# Rows that are not here. Without them, all texts are as long as the recipe lets them be.
-ROWS = re.compile(r"^(?:dataset|train|validation|test|text_pair)_\w+: (?!builtin:).*\n", re.MULTILINE)
+# Rows that are not here, or that no tokenizer here reads: without them, texts are as long as the recipe lets them be.
+ROWS = re.compile(r"^(?:dataset|train|validation|test|text_pair)_\w+: .*\n", re.MULTILINE)
+ROWS_ELSEWHERE = re.compile(ROWS.pattern.replace(": .*", ": (?!builtin:).*"), re.MULTILINE)
 # Models of the Hub, by config.json. The one of 1B is that of meta-llama/Llama-3.2-1B.
 CONFIGS: dict[str, PreTrainedConfig] = {
     "Llama-3.1-70B": LARGE,
@@ -61,7 +62,8 @@ def candidate_of(path: Path) -> Candidate:
     name = recipe["model_name_or_path"].rpartition("/")[2].removesuffix("-Instruct")
     with TemporaryDirectory() as folder:
         without_rows = Path(folder, path.name)
-        without_rows.write_text(ROWS.sub("", text), encoding="utf-8")
+        left_out = ROWS if name in CONFIGS else ROWS_ELSEWHERE
+        without_rows.write_text(left_out.sub("", text), encoding="utf-8")
         words += ["--config", str(without_rows)]
         if name in CONFIGS:
             CONFIGS[name].save_pretrained(folder)

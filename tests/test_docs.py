@@ -213,7 +213,9 @@ def test_a_program_runs(block: Block, small: Path) -> None:
 
 def test_the_demo_of_the_readme_is_that_of_make() -> None:
     lines = [
-        line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "recipes/sentiment/demo" in line
+        line
+        for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+        if "recipes/sentiment/demo" in line
     ]
     assert len(lines) == 2
     for line in lines:
