@@ -83,6 +83,7 @@ def test_an_index_of_safetensors_that_leads_outside_is_refused_before_rows_are_r
     assert "reading" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_hub_that_counts_requests_is_told_of(place: Place, tmp_path: Path) -> None:
     files = dict(place.hub.shelf.repositories[0].commits[place.commits["ai4bharat/IndicBERTv2-MLM-only"]])
     place.hub.shelf.add("me/counted", files)
