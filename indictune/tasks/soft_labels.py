@@ -18,6 +18,7 @@ from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import Problem, UserError, problem
 from indictune.models.task_models import known_labels
 from indictune.tasks.loss import SharedLoss
+from indictune.upstream import digest_of_split
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,7 +73,7 @@ def with_soft_labels(dataset: Dataset, rows: StoredRows, column: str, labels: Se
     soft = (of_rows - of_rows.min(1, keepdims=True)).reshape(-1)
     table = dataset.data.table
     array, at = pa.FixedSizeListArray.from_arrays(soft, len(labels)), table.schema.get_field_index("labels")
-    return Tokenised(table.set_column(at, "labels", array), fingerprint=f"{dataset._fingerprint}-{column}")
+    return Tokenised(table.set_column(at, "labels", array), fingerprint=f"{digest_of_split(dataset)}-{column}")
 
 
 def _logits(file: str, column: str, labels: int) -> np.ndarray:
