@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import Files, ModelArguments
@@ -24,14 +23,12 @@ from indictune.data.cache import StoredRows
 from indictune.data.documents import document_reader, load_documents
 from indictune.data.languages import NO_LETTERS, script_of
 from indictune.data.read.row_sources import file_source
-from indictune.data.text.learned_pieces import MIN_TEXTS, learn_pieces
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.models.atomic_folder import check_output_folder, match_config_mode, whole_folder
 from indictune.models.load import read_config, read_tokenizer, read_weights
-from indictune.models.vocabulary_growth import form_of, grow_embeddings, with_pieces
+from indictune.models.vocabulary_growth import MIN_TEXTS, form_of, grow_embeddings, learn_pieces, with_pieces
 
 _TRIED = 1_000  # texts whose tokens are compared
-_AT_ONCE = 1_000
 _SHOWN = 30  # characters of a text
 
 
@@ -77,19 +74,17 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
     assert old is not None
     assert config is not None
     assert documents is not None
-    badly = _split_badly(documents.texts, old, args.min_tokens_per_word)
-    pieces = learn_pieces(documents.texts, old, args.tokens, lambda word: script_of(word) in badly, cast(Any, form))
+    assert form is not None
+    scripts = _split_badly(documents.texts, old, args.min_tokens_per_word)
+    pieces = learn_pieces(documents.texts, old, form, scripts, args.tokens)
     if not pieces:
-        named_files, scripts = ("--train_file", args.train_file), ", ".join(sorted(badly)) or "there is none"
-        raise UserError("no-pieces-learned", *named_files, texts=MIN_TEXTS, scripts=scripts)
-    new = deepcopy(old)
-    parts = with_pieces(new, pieces, str(form))
-    named_class = getattr(transformers, str((config.architectures or [""])[0]), None)
-    is_model = isinstance(named_class, type) and issubclass(named_class, PreTrainedModel)
-    kind: Any = named_class if is_model else AutoModel
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+        listed = ", ".join(sorted(scripts)) or "there is none"
+        raise UserError("no-pieces-learned", "--train_file", args.train_file, texts=MIN_TEXTS, scripts=listed)
+    new = with_pieces(old, form, pieces)
+    parts = {new.convert_tokens_to_ids(text): ids for text, ids in pieces.items()}
+    kind: Any = getattr(transformers, str((config.architectures or ["AutoModel"])[0]), AutoModel)
     torch.manual_seed(0)  # of weights that the files lack, such as a pooler
-    model, _ = read_weights(kind, named, config, dtype, "--model")
+    model, _ = read_weights(kind, named, config, cast(Any, config.dtype or torch.float32), "--model")
     grow_embeddings(model, parts)
     size_bytes = sum(each.nbytes for each in model.parameters())
     with whole_folder(Path(args.output_dir), "--output_dir", size_bytes) as folder:
@@ -97,9 +92,9 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
         new.save_pretrained(folder)
         match_config_mode(folder)
         after = read_tokenizer(ModelArguments(str(folder)), "--output_dir")
-        _check_grown(documents.texts, old, new, after, {*parts})
-    counts = [_counts(documents, tokenizer) for tokenizer in (old, after)]
-    print(printable(f"{_tokens_table(*counts)}\n\n{args.output_dir}: {args.model} with {len(parts):,} more tokens."))
+        _check_grown(documents.texts, old, after, {*parts})
+    print(printable(f"{_tokens_table(documents, old, after)}\n"))
+    print(printable(f"{args.output_dir}: {args.model} with {len(parts):,} more tokens."))
     return 0
 
 
@@ -113,10 +108,8 @@ def _documents(args: VocabularyFlags) -> StoredRows:
 
 def _ids(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
     """The tokens of each text, without special ones."""
-    rest = iter(texts)
-    while some := list(islice(rest, _AT_ONCE)):
-        settings: dict[str, Any] = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        yield from tokenizer(some, **settings)["input_ids"]
+    for text in texts:
+        yield cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _split_badly(texts: Iterable[str], tokenizer: Tokenizer, least: float) -> set[str]:
@@ -130,32 +123,25 @@ def _split_badly(texts: Iterable[str], tokenizer: Tokenizer, least: float) -> se
     return {script for script in count if script != NO_LETTERS and tokens[script] >= least * count[script]}
 
 
-Counts = dict[tuple[str, str], list[int]]
-
-
-def _counts(documents: StoredRows, tokenizer: Tokenizer) -> Counts:
-    """Texts, words and tokens of each language and script of the texts."""
-    found = defaultdict[tuple[str, str], list[int]](lambda: [0, 0, 0])
+def _tokens_table(documents: StoredRows, *tokenizers: Tokenizer) -> str:
+    """Tokens a word of each language and script, by the old tokenizer and by the new one."""
+    found = defaultdict[tuple[str, str], Counter[str]](Counter)
+    columns = [_ids(documents.texts, tokenizer) for tokenizer in tokenizers]
     languages = documents.table["language"].to_pylist()
-    for language, text, ids in zip(languages, documents.texts, _ids(documents.texts, tokenizer), strict=True):
-        for at, number in enumerate((1, len(text.split()), len(ids))):
-            found[language, script_of(text)][at] += number
-    return found
-
-
-def _tokens_table(before: Counts, after: Counts) -> str:
+    for language, text, old, new in zip(languages, documents.texts, *columns, strict=True):
+        counts = {"texts": 1, "words": len(text.split()), "old": len(old), "new": len(new)}
+        found[language, script_of(text)].update(counts)
     rows = []
-    for (language, script), (texts, words, tokens) in sorted(before.items()):
-        ratios = (f"{each / max(words, 1):.2f}" for each in (tokens, after[language, script][2]))
-        rows.append([shown_language(language), script, f"{texts:,}", *ratios])
+    for (language, script), of in sorted(found.items()):
+        ratios = (f"{of[name] / max(of['words'], 1):.2f}" for name in ("old", "new"))
+        rows.append([shown_language(language), script, f"{of['texts']:,}", *ratios])
     return table(["language", "script", "texts", "tokens a word before", "after"], rows)
 
 
-def _check_grown(texts: Iterable[str], old: Tokenizer, new: Tokenizer, read: Tokenizer, added: set[int]) -> None:
-    """Refuse a tokenizer that is read otherwise than it was made, or changes other texts or what is decoded."""
+def _check_grown(texts: Iterable[str], old: Tokenizer, new: Tokenizer, added: set[int]) -> None:
+    """Refuse a tokenizer that reads texts without new pieces otherwise, or decodes to something else."""
     sample = list(islice(texts, _TRIED))
-    for text, before, made, ids in zip(sample, *(_ids(sample, each) for each in (old, new, read)), strict=True):
-        kept = before == ids or not added.isdisjoint(ids)
-        if made != ids or not kept or read.decode(ids) != old.decode(before):
+    for text, before, ids in zip(sample, _ids(sample, old), _ids(sample, new), strict=True):
+        if (before != ids and added.isdisjoint(ids)) or new.decode(ids) != old.decode(before):
             reason = f"with new pieces it would read {text[:_SHOWN]!r} otherwise than they are written"
             raise UserError("tokenizer-cannot-grow", "--model", old.name_or_path, reason=reason)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -91,7 +91,7 @@ def make_tokenizer(vocabulary: Mapping[str, int], max_length: int) -> PreTrained
 
     BERT's own normaliser does not: `clean_text` drops ZWJ and ZWNJ, and `strip_accents` drops the vowel signs.
     """
-    backend = _untrained()
+    backend = untrained_word_pieces()
     backend.model = WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     backend.post_processor = processors.TemplateProcessing(
@@ -122,7 +122,7 @@ def sample_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.split("\n") if line]
 
 
-def _untrained() -> Tokenizer:
+def untrained_word_pieces() -> Tokenizer:
     """Split texts into words. Each emoji is a word: otherwise one unknown emoji makes its whole run unknown."""
     backend = Tokenizer(WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -142,9 +142,9 @@ def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_rows: int = 0) -
     The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
     in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).
     """
-    backend = _untrained()
+    backend = untrained_word_pieces()
     counts: Counter[str] = Counter()
-    words = _Words(backend, min_rows)
+    words = CountedWords(backend, min_rows)
     for text in texts:
         normal = backend.normalizer.normalize_str(text)
         counts.update(char for char in normal if not char.isspace())
@@ -162,17 +162,19 @@ def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_rows: int = 0) -
     )
     backend.train_from_iterator(words.repeated() if min_rows else texts, trainer)
     vocabulary: dict[str, int] = backend.get_vocab()
-    return words.without_rare(vocabulary) if min_rows else vocabulary
+    rare = words.rare(learned_pieces(vocabulary)) if min_rows else set()
+    kept = sorted(vocabulary.keys() - rare, key=vocabulary.__getitem__)
+    return {piece: number for number, piece in enumerate(kept)}
 
 
-class _Words:
+class CountedWords:
     """In how many different texts each word is, and the numbers of the first `min_rows` of them."""
 
     def __init__(self, backend: Tokenizer, min_rows: int) -> None:
         self._split = backend.pre_tokenizer.pre_tokenize_str
         self._min_rows = min_rows
         self._texts: set[int] = set()  # hashes
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._first: dict[str, list[int]] = {}
 
     def add(self, text: str) -> None:
@@ -182,28 +184,25 @@ class _Words:
             return
         self._texts.add(hash(words))
         for word in set(words):
-            self._counts[word] += 1
-            if self._counts[word] <= self._min_rows:
+            self.counts[word] += 1
+            if self.counts[word] <= self._min_rows:
                 self._first.setdefault(word, []).append(len(self._texts))
 
     def repeated(self) -> Iterator[str]:
         """Each word as often as there are texts with it."""
-        return (f"{word} " * count for word, count in self._counts.items())
+        return (f"{word} " * count for word, count in self.counts.items())
 
-    def without_rare(self, vocabulary: Mapping[str, int]) -> dict[str, int]:
-        """A vocabulary without pieces of several characters that are in fewer than `min_rows` texts."""
-        learned = learned_pieces(vocabulary)
-        longest = max(map(len, learned), default=0)
-        texts: dict[str, set[int]] = {piece: set() for piece in learned}
+    def rare(self, pieces: Collection[str]) -> set[str]:
+        """The pieces that are in fewer than `min_rows` texts; `##` stands before one inside a word."""
+        longest = max(map(len, pieces), default=0)
+        texts: dict[str, set[int]] = {piece: set() for piece in pieces}
         for word, numbers in self._first.items():
             for start in range(len(word)):
-                for end in range(start + 2, min(start + longest, len(word)) + 1):
+                for end in range(start + 1, min(start + longest, len(word)) + 1):
                     piece = f"{'##' if start else ''}{word[start:end]}"
                     if piece in texts:
                         texts[piece].update(numbers)
-        rare = {piece for piece, found in texts.items() if len(found) < self._min_rows}
-        kept = sorted(vocabulary.keys() - rare, key=vocabulary.__getitem__)
-        return {piece: number for number, piece in enumerate(kept)}
+        return {piece for piece, found in texts.items() if len(found) < self._min_rows}
 
 
 def learned_pieces(vocabulary: Iterable[str]) -> list[str]:

@@ -1,102 +1,133 @@
-"""Give a tokenizer new pieces, and a model a row of its embeddings for each."""
+"""Learn new pieces of words, add them to a tokenizer, and give its model a row of the embeddings for each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from indictune.data.languages import script_of
 from indictune.errors import UserError
+from indictune.models.builtin import CountedWords, untrained_word_pieces
 
+MIN_TEXTS = 5  # that a piece is in: who reads a published tokenizer learns no word of few people
 # A piece of a Unigram model is a little likelier than its parts: it replaces them, and no other split changes.
 _LIKELIER = 1e-3
+_BYTES = "ByteLevel"
 
-
-Parts = dict[int, tuple[int, ...]]  # new token -> those that it replaces
-
-
-# The text of a piece, the tokens that it replaces, and the pair of texts that it joins, if any.
-NewPiece = tuple[str, tuple[int, ...], tuple[str, str] | None]
+Parts = dict[str, list[int]]  # new piece as the tokenizer writes it -> the tokens that it replaces
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
-    """How a tokenizer splits words: `WordPiece`, `Unigram`, `BPE`, or `bytes` for BPE of bytes.
+    """How a tokenizer splits words: `WordPiece`, `Unigram`, or `ByteLevel` for BPE of bytes.
 
     Raises:
         UserError: `tokenizer-cannot-grow`.
     """
-    if not tokenizer.is_fast:
-        raise UserError("tokenizer-cannot-grow", "--model", name, reason=f"{type(tokenizer).__name__} is a slow one")
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    model, reason = content["model"], ""
-    form: str = model["type"]
-    if form == "BPE" and "ByteLevel" in json.dumps([content["pre_tokenizer"], content["normalizer"]]):
-        form = "bytes"
-    elif form not in ("WordPiece", "Unigram", "BPE"):
-        reason = f"its type is {form}, and pieces join tokens of WordPiece, Unigram or BPE"
-    elif form == "BPE" and not model["merges"]:
-        reason = "it splits texts into characters, and has no merges"
-    elif form == "WordPiece" and model["continuing_subword_prefix"] != "##":
-        reason = "it does not write ## before inner pieces"
-    elif form == "BPE" and (model["continuing_subword_prefix"] or model["end_of_word_suffix"]):
-        reason = "it marks the ends of words"
-    elif form == "Unigram" and max(tokenizer.get_vocab().values()) >= len(model["vocab"]):
-        reason = "its special tokens have the ids after those of its pieces"
-    if reason:
-        raise UserError("tokenizer-cannot-grow", "--model", name, reason=reason)
-    return form
+    kind = type(tokenizer).__name__
+    if tokenizer.is_fast:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        kind = content["model"]["type"]
+        if kind == "BPE" and _BYTES in json.dumps([content["pre_tokenizer"], content["normalizer"]]):
+            return _BYTES
+        if kind == "Unigram" and max(tokenizer.get_vocab().values()) >= len(content["model"]["vocab"]):
+            kind = "Unigram with special tokens behind its pieces"
+    if kind not in ("WordPiece", "Unigram"):
+        raise UserError("tokenizer-cannot-grow", "--model", name, reason=f"its type is {kind}")
+    return kind
 
 
-def with_pieces(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[NewPiece], form: str) -> Parts:
-    """Add pieces to a tokenizer; returns the tokens that each new one replaces.
+def learn_pieces(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, form: str, scripts: Collection[str], wanted: int
+) -> Parts:
+    """The most frequent pieces of words of some scripts, which are no token yet; at most so many.
 
-    A text without a new piece keeps its tokens: merges come after all others, a Unigram piece is hardly likelier than
-    its parts, and WordPiece and the added tokens of BPE of bytes match the piece's own letters.
+    As in a built-in vocabulary, a piece is in five different texts, has no digit, and comes from no user name.
     """
-    texts = list(dict.fromkeys(text for text, *_ in pieces))
-    fast: Any = tokenizer
-    if form == "bytes":  # GPT-2's pattern splits Indic words at every vowel sign, and merges join no parts of it
-        fast.add_tokens([AddedToken(text, normalized=False) for text in texts])
+    backend, normalizer = untrained_word_pieces(), tokenizer.backend_tokenizer.normalizer
+    backend.normalizer = normalizer
+    words = CountedWords(backend, MIN_TEXTS)
+    for text in texts:
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        words.add(" ".join(word for word in normal.split() if script_of(word) in scripts))
+    letters = sorted({letter for word in words.counts for letter in word})
+    trainer = WordPieceTrainer(
+        vocab_size=2 * len(letters) + len(tokenizer) + wanted,
+        min_frequency=MIN_TEXTS,
+        initial_alphabet=letters,
+        special_tokens=["[UNK]", *(f"##{letter}" for letter in letters)],  # in this order: see `learn_vocabulary`
+        show_progress=False,
+    )
+    backend.train_from_iterator(words.repeated(), trainer)
+    learned = backend.get_vocab()
+    del learned["[UNK]"]
+    rare, ids_of, found = words.rare(learned), _reader(tokenizer, form), Parts()
+    for piece in sorted(learned.keys() - rare, key=learned.__getitem__):
+        ids = ids_of(piece)
+        if len(ids) > 1 and tokenizer.unk_token_id not in ids and len(found) < wanted:
+            found[_written(piece, form)] = ids
+    return found
+
+
+def _written(piece: str, form: str) -> str:
+    """A piece of a WordPiece vocabulary as another tokenizer writes it."""
+    if form == "WordPiece":
+        return piece
+    begin = "▁" if form == "Unigram" else " "
+    return piece.removeprefix("##") if piece.startswith("##") else begin + piece
+
+
+def _reader(tokenizer: PreTrainedTokenizerBase, form: str) -> Callable[[str], list[int]]:
+    """The tokens of a piece of a WordPiece vocabulary."""
+    model, vocabulary = tokenizer.backend_tokenizer.model, tokenizer.get_vocab()
+    unknown = str(tokenizer.unk_token)
+    inner = {token.removeprefix("##"): number for token, number in vocabulary.items() if token.startswith("##")}
+    if form == "WordPiece":
+        inside = WordPiece(inner | {unknown: vocabulary[unknown]}, unk_token=unknown, continuing_subword_prefix="")
+
+    def ids(piece: str) -> list[int]:
+        if form == _BYTES:
+            return cast(list[int], tokenizer(_written(piece, form), add_special_tokens=False)["input_ids"])
+        if form == "WordPiece" and piece.startswith("##"):
+            return [token.id for token in inside.tokenize(piece.removeprefix("##"))]
+        return [token.id for token in model.tokenize(_written(piece, form))]
+
+    return ids
+
+
+def with_pieces(tokenizer: PreTrainedTokenizerBase, form: str, pieces: Mapping[str, list[int]]) -> Any:
+    """The tokenizer with more pieces. A text without a new piece keeps its tokens."""
+    grown: Any = deepcopy(tokenizer)
+    if form == _BYTES:  # GPT-2's pattern splits Indic words at every vowel sign, and merges join no parts of it
+        grown.add_tokens([AddedToken(text, normalized=False) for text in pieces])
+        return grown
+    content = json.loads(grown.backend_tokenizer.to_str())
+    vocabulary, first = content["model"]["vocab"], max(tokenizer.get_vocab().values()) + 1
+    if form == "WordPiece":
+        vocabulary |= {text: first + at for at, text in enumerate(pieces)}
     else:
-        content, first = json.loads(fast.backend_tokenizer.to_str()), max(tokenizer.get_vocab().values()) + 1
-        _extend(content["model"], pieces, {text: first + at for at, text in enumerate(texts)})
-        fast._tokenizer = Tokenizer.from_str(json.dumps(content))
-    ids = tokenizer.get_vocab()
-    return {ids[text]: parts for text, parts, _ in reversed(pieces)}
-
-
-def _extend(model: dict[str, Any], pieces: Sequence[NewPiece], ids: Mapping[str, int]) -> None:
-    if model["type"] == "Unigram":
-        for text, parts in {text: parts for text, parts, _ in reversed(pieces)}.items():
-            score = sum(model["vocab"][part][1] for part in parts) + _LIKELIER * (len(parts) - 1)
-            model["vocab"].append([text, score])
-        return
-    model["vocab"] |= ids
-    if model["type"] == "BPE":
-        are_texts = isinstance(model["merges"][0], str)
-        pairs = [pair for *_, pair in pieces if pair is not None]
-        model["merges"] += [" ".join(pair) if are_texts else list(pair) for pair in pairs]
+        for text, ids in pieces.items():
+            vocabulary.append([text, sum(vocabulary[each][1] for each in ids) + _LIKELIER * (len(ids) - 1)])
+    grown._tokenizer = Tokenizer.from_str(json.dumps(content))
+    return grown
 
 
 @torch.no_grad()
-def grow_embeddings(model: PreTrainedModel, parts: Parts) -> None:
+def grow_embeddings(model: PreTrainedModel, parts: Mapping[int, list[int]]) -> None:
     """Give new tokens rows of the embedding, and of an output layer of its own: the means of those they replace."""
     rows = max(parts) + 1
     if rows > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
         model.resize_token_embeddings(rows, mean_resizing=False)
-    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    weights = {id(each): each for each in _tables(model.get_input_embeddings(), output)}
-    for weight in weights.values():
-        means = torch.stack([weight[list(old)].float().mean(0) for old in parts.values()])
-        weight[list(parts)] = means.to(weight.dtype)
-
-
-def _tables(*modules: Any) -> list[torch.Tensor]:
-    """The weight of each module, and the bias of a layer that has one."""
-    found = [getattr(module, name, None) for module in modules if module is not None for name in ("weight", "bias")]
-    return [each for each in found if each is not None]
+    layers = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[no-untyped-call]
+    tables = [getattr(layer, name, None) for layer in layers for name in ("weight", "bias")]
+    for table in {id(each): each for each in tables if each is not None}.values():
+        means = torch.stack([table[old].float().mean(0) for old in parts.values()])
+        table[list(parts)] = means.to(table.dtype)
