@@ -20,8 +20,9 @@ from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import OneOrMore, RawTextForm, flag
 from indictune.console_text import in_one_line, printable, shown_language, table
 from indictune.data.cache import StoredRows
-from indictune.data.documents import document_reader, load_documents
+from indictune.data.documents import document_reader
 from indictune.data.languages import NO_LETTERS, script_of
+from indictune.data.load_rows import load_documents
 from indictune.data.read.row_sources import file_source
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.models.atomic_folder import check_output_folder, match_config_mode, whole_folder

@@ -64,6 +64,11 @@ class Wanted:
         return {**self.required, **self.optional}
 
     @property
+    def labels(self) -> str:
+        """The name of the label's column, or the names of several, for messages; empty for rows without labels."""
+        return " ".join(column for role, column in self.required.items() if role.startswith("label"))
+
+    @property
     def reading(self) -> dict[str, Any]:
         """Options of `csv.reader`, without the delimiter."""
         # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.

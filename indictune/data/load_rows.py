@@ -1,4 +1,4 @@
-"""Load labelled texts: read, clean and check them before anything expensive starts."""
+"""Load labelled texts and raw ones: read, clean and check them before anything expensive starts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments
-from indictune.config.shared_arguments import EvaluationArguments, TextArguments
+from indictune.config.shared_arguments import EvaluationArguments, RawTextForm, TextArguments
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import (
     StoredRows,
@@ -23,14 +23,15 @@ from indictune.data.cache import (
     with_progress,
     write_table,
 )
-from indictune.data.columns import BETWEEN_TEXTS, wanted_columns
+from indictune.data.columns import BETWEEN_TEXTS, Wanted, wanted_columns
+from indictune.data.documents import document_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
 from indictune.data.label_names import LabelNames, likely_label_map
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
-from indictune.data.text.cleaning import SCHEMA, cleaned
+from indictune.data.text.cleaning import SCHEMA, as_written, cleaned
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
 _MAX_LOCATIONS = 10
@@ -80,15 +81,33 @@ def load_test_rows(
     return splits
 
 
-def _load(
+def load_documents(
     sources: Mapping[str, TextSource],
-    args: DataArguments | EvaluationArguments,
-    problems: Problems,
-    names: LabelNames,
+    args: RawTextForm,
+    found: Sequence[Problem],
+    cleans: bool,
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
 ) -> Splits[StoredRows]:
-    problem_type = names.problem_type
+    """Read and check raw texts, or take them from the cache; arguments and errors are as of `load_splits`.
+
+    With `cleans`, texts are cleaned as labelled ones are; else they stay as they are written.
+    """
+    return _load(sources, args, Problems(found), None, validation_split, mixture, cleans)
+
+
+def _load(
+    sources: Mapping[str, TextSource],
+    args: DataArguments | EvaluationArguments | RawTextForm,
+    problems: Problems,
+    names: LabelNames | None,
+    validation_split: ValidationSplit | None = None,
+    mixture: Mixture | None = None,
+    cleans: bool = True,
+) -> Splits[StoredRows]:
+    """The rows of all splits; without `names` they have no labels."""
+    problem_type = names and names.problem_type
+    columns = document_columns(args) if names is None else wanted_columns(cast(TextArguments, args))
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def read(folder: Path, found: Found) -> dict[str, StoredRows]:
@@ -97,42 +116,48 @@ def _load(
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                of_split = _read_split(source, args, found, folder / f"{split}.arrow", bad)
+                of_split = _read_split(source, columns, found, folder / f"{split}.arrow", bad, cleans)
                 rows |= {} if of_split is None else {split: of_split}
-        if rows and next(iter(sources)) in rows:
+        if names is not None and rows and next(iter(sources)) in rows:
             with problems.collecting():
                 rows = names.apply(rows, folder, found.notes)
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, found, folder / "train.arrow")
-                if names.known is None:
-                    found.labels = checked_labels(rows["train"], held_out, args.label_columns, problem_type)
+                if names is not None and names.known is None:
+                    found.labels = checked_labels(rows["train"], held_out, columns.labels, problem_type)
         problems.raise_any()
-        if "train" in rows:
+        if "train" in rows and names is not None:
             found.notes += [*rare_labels(rows["train"], problem_type), *likely_label_map(rows["train"], problem_type)]
+        if "train" in rows:
             found.findings += same_texts(rows, problem_type)
         return rows
 
-    settings = [asdict(wanted_columns(args)), drops_leaks, args.bad_rows, args.max_bad_fraction, asdict(names)]
+    settings = [asdict(columns), drops_leaks, args.bad_rows, args.max_bad_fraction, names and asdict(names), cleans]
+    settings.append(args.txt_documents if isinstance(args, RawTextForm) else None)
     return stored_splits("rows", StoredRows, sources, settings, read, validation_split, mixture, problem_type)
 
 
-def _read_split(source: TextSource, args: TextArguments, found: Found, path: Path, bad: BadRows) -> StoredRows | None:
+def _read_split(
+    source: TextSource, columns: Wanted, found: Found, path: Path, bad: BadRows, cleans: bool
+) -> StoredRows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
     damaged = DamagedTexts()
-    batches = _with_text(cleaned(damaged.watching(source.read(bad))), empty)
-    write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
+    read = damaged.watching(source.read(bad))
+    schema = SCHEMA if columns.labels else SCHEMA.remove(SCHEMA.get_field_index("label"))
+    batches = _with_text(cleaned(read) if cleans else map(as_written, read), empty, schema)
+    write_table(path, schema, with_progress(batches, f"reading {source.name}"))
     table = map_table(path)
-    labelled = len(table) - table["label"].null_count
+    labelled = len(table) - table["label"].null_count if columns.labels else len(table)
     lacks_labels = source.may_lack_labels and not labelled
     if labelled < len(table) and not lacks_labels:
         unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
         for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
             for row in batch.filter(mask).to_pylist():
                 row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
-                bad.add(row.pop("line"), "no-label", row, column=args.label_columns)
+                bad.add(row.pop("line"), "no-label", row, column=columns.labels)
         _drop_rows(path, unlabelled)
         table = map_table(path)
     bad.finish(len(table))
@@ -140,8 +165,8 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     found.findings += damaged.findings(source.origin, bad, len(table))
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
-        columns = " or ".join(filter(None, (args.text_column, args.text_pair_column)))
-        raise UserError("no-texts", value=source.name, rows=len(lines), column=columns)
+        column = " or ".join(columns.roles[role] for role in ("text", "text_pair") if role in columns.roles)
+        raise UserError("no-texts", value=source.name, rows=len(lines), column=column)
     if len(lines):
         locations = ", ".join(map(bad.location, lines[:_MAX_LOCATIONS].to_pylist()))
         locations += f" and {len(lines) - _MAX_LOCATIONS:,} more" if len(lines) > _MAX_LOCATIONS else ""
@@ -153,12 +178,14 @@ def _read_split(source: TextSource, args: TextArguments, found: Found, path: Pat
     return StoredRows(table, source.name, source.origin, bad.files)
 
 
-def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+def _with_text(
+    batches: Iterator[pa.RecordBatch], empty: list[pa.Array], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """The cleaned rows that have a text, or both texts of a pair; `empty` gets the lines of the others."""
     for batch in batches:
         full = pc.invert(pc.is_in(batch["text"], pa.array(["", BETWEEN_TEXTS])))
         empty.append(batch["line"].filter(pc.invert(full)))
-        yield batch.filter(full)
+        yield batch.filter(full).select(schema.names)
 
 
 def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, found: Found, path: Path) -> StoredRows:

@@ -23,9 +23,10 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.document_pieces import PLACES, Cutter, DocumentRows, Masking, MaskWords, tokenise_documents
-from indictune.data.documents import BUILTIN_TEXTS, document_reader, load_documents
+from indictune.data.documents import BUILTIN_TEXTS, document_reader
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
+from indictune.data.load_rows import load_documents
 from indictune.data.read.row_sources import file_source, sources_by_split
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of

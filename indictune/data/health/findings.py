@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from indictune.data.cache import StoredRows, text_keys
 from indictune.data.columns import BETWEEN_TEXTS, shortened
-from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, label_counts, names, parts
+from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, has_classes, label_counts, names, parts
 from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
 
 if TYPE_CHECKING:
@@ -90,13 +90,13 @@ _BETWEEN_WORDS = re.compile(rf"{HANDLE_PLACEHOLDER}\b|\b{URL_PLACEHOLDER}\b|[^{W
 
 
 def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> list[Finding]:
-    """Rows that repeat the text of an earlier row of their split, and texts with several labels.
+    """Rows that repeat the text of an earlier row of their split, and texts with several labels, if rows have some.
 
-    The splits have columns `text` and `label`. Scores of a regression may differ.
+    Scores of a regression may differ.
     """
     keys = {split: text_keys(rows.texts) for split, rows in splits.items()}
     found = [repeated_rows(rows, keys[split]) for split, rows in splits.items()]
-    if problem_type != REGRESSION:
+    if has_classes(next(iter(splits.values())).table, problem_type):
         found.append(_contradictions(list(splits.values()), np.concatenate(list(keys.values())), problem_type))
     return [each for each in found if each.count]
 

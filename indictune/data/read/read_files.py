@@ -250,7 +250,7 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
         values = _json_by_columns(path) if extension == ".json" else None
         records = _without_half_emoji(values or _json_values(path, extension, bad), bad)
         batches = _batches(_record_rows(path, records, wanted, bad), wanted)
-    yield from _checked(path, batches, bad)
+    yield from checked_rows(path, batches, bad)
 
 
 def holds_lists(path: str, label: str) -> bool:
@@ -280,14 +280,14 @@ def read_records(path: str, bad: BadRows) -> Iterator[Record]:
         records = arrow_records(path, CHUNK_ROWS)
     else:
         records = _without_half_emoji(_json_values(path, extension, bad), bad)
-    for line, record in _checked(path, records, bad):
+    for line, record in checked_rows(path, records, bad):
         if isinstance(record, dict):
             yield line, record
         else:
             bad.add(line, "not-an-object", record, held=kind_of(record))
 
 
-def _checked(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
+def checked_rows(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
     """Pass items on, then raise the file's problems, or refuse a file without any."""
     empty = True
     for item in items:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 from html.entities import html5
@@ -156,14 +156,26 @@ def clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         texts = [f"{first}{BETWEEN_TEXTS}{second}" if first and second else BETWEEN_TEXTS for first, second in pairs]
     labels = batch["label"].to_pylist()
     spellings = {label: normalise_label(label) for label in set(labels)}
+    columns = (texts, [spellings[label] for label in labels], _languages(batch, texts))
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    return pa.record_batch([*arrays, batch["line"]], schema=SCHEMA)
+
+
+def as_written(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with a language in each, and their texts as they are; a blank one becomes empty."""
+    texts = [text if text and text.strip() else "" for text in batch["text"].to_pylist()]
+    arrays = [pa.array(texts, pa.string()), batch["label"], pa.array(_languages(batch, texts), pa.string())]
+    return pa.record_batch([*arrays, batch["line"]], schema=SCHEMA)
+
+
+def _languages(batch: pa.RecordBatch, texts: Sequence[str]) -> list[str]:
+    """The language of each row, or where it names none, that of its text."""
     languages = [(language or "").strip() for language in batch["language"].to_pylist()]
     unnamed = [index for index, language in enumerate(languages) if not language]
     of_unnamed = languages_of(texts[index].replace(BETWEEN_TEXTS, " ") for index in unnamed)
     for index, language in zip(unnamed, of_unnamed, strict=True):
         languages[index] = language
-    columns = (texts, [spellings[label] for label in labels], languages)
-    arrays = [pa.array(column, pa.string()) for column in columns]
-    return pa.record_batch([*arrays, batch["line"]], schema=SCHEMA)
+    return languages
 
 
 class _Worker:
