@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,25 +25,19 @@ from indictune.data.cache import (
     write_table,
 )
 from indictune.data.collation import IGNORED_LABEL, Row
-from indictune.data.packing import pack_table
+from indictune.data.packing import TokenRows, pack_table, shares_of_cut
 from indictune.data.row_choice import Splits
-from indictune.data.text.tokenisation import around, mapped_dataset, tokenizer_parts
+from indictune.data.text.tokenisation import mapped_dataset, reset_backend, tokenizer_parts
 from indictune.errors import Problems, UserError, problem
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 _LIST = pa.list_(pa.int32())
 _SCHEMA = pa.schema(
     {"input_ids": _LIST, "labels": _LIST, "rows": _LIST, "length": pa.int32(), "language": pa.string()}
+    | {"characters": pa.int32()}  # of the tokens that count; 0 in training rows
 )
-_SCORED = _SCHEMA.append(pa.field("characters", pa.int32()))
 _AT_ONCE = 200  # documents, which may be long
 _MAX_LISTED = 5
 _FIXED = 0  # seed of the masks of evaluations
-
-Ids = list[int]
-
 _MASKED, _REPLACED = 0.8, 0.9  # BERT's shares: up to the first, the mask; up to the second, a random token; else kept
 PLACES = "masked_places"  # of the batches of `MaskWords`
 
@@ -82,36 +76,25 @@ class Masking:
             The ids that the model reads, and the labels: the ids at masked places, else `IGNORED_LABEL`.
         """
         random, ids = np.random.default_rng(seed), np.array(ids, np.int64)
-        begins = np.flatnonzero(np.diff(words, prepend=words[:1] - 1))
-        lengths = np.diff(begins, append=len(words))
-        is_word = words[begins] != IGNORED_LABEL
-        begins, lengths = begins[is_word], lengths[is_word]
-        order = random.permutation(len(begins))
+        word_of = np.cumsum(np.diff(words, prepend=words[:1]) != 0)  # counts documents of a pack apart
+        is_word = words != IGNORED_LABEL
+        lengths = np.bincount(word_of, weights=is_word)
+        order = random.permutation(np.flatnonzero(lengths))
         ends = lengths[order].cumsum()
         chosen = order[: max(1, int(np.searchsorted(ends, self.probability * lengths.sum(), side="right")))]
-        places = np.concatenate(
-            [np.arange(0), *(np.arange(begins[each], begins[each] + lengths[each]) for each in chosen)]
-        )
-        labels = np.full(len(ids), IGNORED_LABEL, np.int64)
-        labels[places] = ids[places]
-        fate = random.random(len(places))
-        drawn = self.others[random.integers(len(self.others), size=len(places))]
-        ids[places] = np.where(fate < _MASKED, self.mask_id, np.where(fate < _REPLACED, drawn, ids[places]))
-        return ids, labels
+        is_masked = is_word & np.isin(word_of, chosen)
+        labels = np.where(is_masked, ids, IGNORED_LABEL)
+        fate = random.random(len(ids))
+        drawn = self.others[random.integers(len(self.others), size=len(ids))]
+        read = np.where(fate < _MASKED, self.mask_id, np.where(fate < _REPLACED, drawn, ids))
+        return np.where(is_masked, read, ids), labels
 
 
 class MaskWords:
-    """Mask the rows of a micro-batch, each by the seed, the epoch and its number: however the rows are dealt.
-
-    Args:
-        collator: of the masked rows.
-        seed: of the run.
-    """
+    """Mask the rows of a micro-batch, each by the seed, the epoch and its number: however the rows are dealt."""
 
     def __init__(self, collator: Callable[[list[Row]], dict[str, Any]], masking: Masking, seed: int) -> None:
-        self.collator = collator
-        self.masking = masking
-        self.seed = seed
+        self.collator, self.masking, self.seed = collator, masking, seed
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The collator's batch, where `masked_places` are those that count in the flattened `input_ids`, int64
@@ -119,42 +102,32 @@ class MaskWords:
 
         The rows have the numbers of their words as `labels`.
         """
-        batch = self.collator([self._masked(row) for row in rows])
+        batch = self.collator([row if row["row"] == NO_ROW else self._masked(row) for row in rows])
         labels = batch["labels"].flatten()
         places = (labels != IGNORED_LABEL).nonzero()[:, 0]
         places = places if len(places) else torch.zeros(1, dtype=torch.int64)
         return batch | {"labels": labels[places][None], PLACES: places}
 
     def _masked(self, row: Row) -> Row:
-        if row["row"] == NO_ROW:
-            return row
         ids, labels = self.masking.apply(row["input_ids"], row["labels"], [self.seed, row["epoch"], row["row"]])
         return row | {"input_ids": ids, "labels": labels}
 
 
 class Piece(NamedTuple):
-    """A piece of a document: tokens and labels, the document's number and text, and where each token stands in it."""
+    """A piece of a document: tokens and labels, the document's number, and first and last character of each token."""
 
-    ids: Ids
-    labels: Ids
-    row: int
-    text: str
-    places: list[tuple[int, int] | None]  # first character and the one after the last; None: does not count
+    ids: list[int]
+    labels: list[int]  # of a masked model: the number of each token's word
+    document: int
+    spans: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts documents into pieces.
-
-    Attributes:
-        before, after: tokens around each piece of a masked language model, and around a document of a causal one.
-        masking: None for a causal language model.
-    """
+    """Cuts documents into pieces; `masking` is None for a causal language model."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    before: Ids
-    after: Ids
     masking: Masking | None
 
     @classmethod
@@ -164,164 +137,97 @@ class Cutter:
         Raises:
             UserError: `tokenizer-not-for-raw-text`, or `no-room-for-text`.
         """
-        before, after = _around(tokenizer, masks=mlm_probability is not None)
-        if mlm_probability is not None:
-            if max_length <= len(before) + len(after):
-                raise UserError("no-room-for-text", "--max_length", max_length, specials=len(before) + len(after))
-            return cls(tokenizer, max_length, before, after, Masking.of(tokenizer, mlm_probability))
-        end = tokenizer.eos_token_id
-        return cls(tokenizer, max_length, before, after if end in (None, *after) else [*after, cast(int, end)], None)
+        is_masked, reason = mlm_probability is not None, ""
+        if not tokenizer.is_fast:
+            reason = "it is a slow one, which does not know where its tokens stand in a text"
+        elif is_masked and tokenizer.mask_token_id is None:
+            reason = "it has no mask token"
+        elif is_masked and len({*tokenizer("a b", add_special_tokens=False).word_ids(0)}) < 2:
+            reason = "it does not split texts into words, which are masked as a whole"
+        if reason:
+            name = tokenizer.name_or_path
+            raise UserError("tokenizer-not-for-raw-text", "--model_name_or_path", name, reason=reason)
+        if is_masked and max_length <= (specials := tokenizer.num_special_tokens_to_add()):
+            raise UserError("no-room-for-text", "--max_length", max_length, specials=specials)
+        return cls(tokenizer, max_length, None if mlm_probability is None else Masking.of(tokenizer, mlm_probability))
 
-    def pieces(self, texts: list[str], first: int) -> Iterator[Piece]:
-        """The pieces of documents, of which the first has this number."""
-        settings: dict[str, Any] = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        encoded = self.tokenizer(texts, return_offsets_mapping=True, **settings)
-        before, after = len(self.before), len(self.after)
+    def pieces(self, texts: list[str]) -> Iterator[Piece]:
+        """The pieces of documents that have something to predict. Special tokens are around each piece of a masked
+        model, and around a whole document of a causal one, which an end token follows."""
+        settings: dict[str, Any] = {"return_offsets_mapping": True, "verbose": False}
+        if self.masking is not None:
+            settings |= {"truncation": True, "max_length": self.max_length, "return_overflowing_tokens": True}
+        encoded = self.tokenizer(texts, **settings)
         for at, (ids, spans) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
-            if self.masking is None:
-                whole, places = [*self.before, *ids, *self.after], [None] * before + spans + [None] * after
-                for start, end in _cuts(len(whole), self.max_length):
-                    labels = [IGNORED_LABEL, *whole[start + 1 : end]]
-                    yield Piece(whole[start:end], labels, first + at, texts[at], [None, *places[start + 1 : end]])
-                continue
-            words = encoded.word_ids(at)
-            for start, end in _word_cuts(words, self.max_length - before - after):
-                whole = [*self.before, *ids[start:end], *self.after]
-                labels = [IGNORED_LABEL] * before + words[start:end] + [IGNORED_LABEL] * after
-                places = [None] * before + spans[start:end] + [None] * after
-                yield Piece(whole, labels, first + at, texts[at], places)
+            if self.masking is not None:
+                words = [IGNORED_LABEL if word is None else word for word in encoded.word_ids(at)]
+                made = [Piece(ids, words, encoded["overflow_to_sample_mapping"][at], spans)]
+            else:
+                made = list(self._continued(ids, at, spans))
+            yield from (piece for piece in made if {*piece.labels} - {IGNORED_LABEL})
 
-    def scored(self, piece: Piece, number: int) -> tuple[Piece, int]:
+    def _continued(self, ids: list[int], document: int, spans: list[tuple[int, int]]) -> Iterator[Piece]:
+        end = self.tokenizer.eos_token_id
+        if ids and end is not None and ids[-1] != end:
+            ids, spans = [*ids, end], [*spans, (0, 0)]
+        for start in range(0, len(ids), self.max_length):
+            piece = ids[start : start + self.max_length]
+            yield Piece(piece, [IGNORED_LABEL, *piece[1:]], document, spans[start : start + self.max_length])
+
+    def scored(self, piece: Piece, text: str, number: int) -> tuple[Piece, int]:
         """The piece as evaluations read it, with fixed masks by its number; and the characters that count.
 
         They are those of masked words, without spaces; or from the first predicted token to the end of the last one.
         """
+        if self.masking is not None:
+            masked = self.masking.apply(np.array(piece.ids), np.array(piece.labels), [_FIXED, number])
+            piece = piece._replace(ids=masked[0].tolist(), labels=masked[1].tolist())
+        counts = zip(piece.spans, piece.labels, strict=True)
+        spans = [span for span, label in counts if label != IGNORED_LABEL and span[0] < span[1]]
         if self.masking is None:
-            ends = [end for span in piece.places if span is not None for end in span]
-            return piece, max(ends, default=0) - min(ends, default=0)
-        ids, labels = self.masking.apply(np.array(piece.ids), np.array(piece.labels), [_FIXED, number])
-        spans = [piece.places[each] for each in np.flatnonzero(labels != IGNORED_LABEL)]
-        letters = {at for span in spans if span is not None for at in range(*span)}
-        count = sum(not piece.text[at].isspace() for at in letters)
-        return piece._replace(ids=ids.tolist(), labels=labels.tolist()), count
+            return piece, max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
+        letters = {at for span in spans for at in range(*span)}
+        return piece, sum(not text[at].isspace() for at in letters)
 
 
-def _around(tokenizer: PreTrainedTokenizerBase, masks: bool) -> tuple[Ids, Ids]:
-    """The tokens that stand before and after a text."""
-    reason, found = "", None
-    if not tokenizer.is_fast:
-        reason = "it is a slow one, which does not know where its tokens stand in a text"
-    else:
-        bare, full = tokenizer("a b", add_special_tokens=False), tokenizer("a b")
-        found = around(bare["input_ids"], full["input_ids"])
-        reason = "" if found is not None else "it puts special tokens inside of a text"
-        if masks and tokenizer.mask_token_id is None:
-            reason = "it has no mask token"
-        elif masks and len({*bare.word_ids(0)}) < 2:
-            reason = "it does not split texts into words, which are masked as a whole"
-    if reason or found is None:
-        name = tokenizer.name_or_path
-        raise UserError("tokenizer-not-for-raw-text", "--model_name_or_path", name, reason=reason)
-    return found
-
-
-def _cuts(tokens: int, most: int) -> Iterator[tuple[int, int]]:
-    """First and end of each piece. No piece after a cut has one token, which nothing would predict."""
-    start = 0
-    while start < tokens:
-        end = min(start + most, tokens)
-        end -= tokens - end == 1
-        yield start, end
-        start = end
-
-
-def _word_cuts(words: list[int | None], most: int) -> Iterator[tuple[int, int]]:
-    """First and end of each piece, which ends with a word, unless a word is longer than a piece."""
-    start = 0
-    while start < len(words):
-        end = min(start + most, len(words))
-        whole = end
-        while start < whole < len(words) and words[whole] == words[whole - 1]:
-            whole -= 1
-        yield start, (end if whole == start else whole)
-        start = end if whole == start else whole
-
-
-@dataclass(frozen=True)
-class DocumentRows:
-    """The rows of a run as a language model reads them.
-
-    Attributes:
-        datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (numbers of the documents). Packed rows
-            have `seq_lengths` too; the others `language`; those of evaluations `characters`. The labels of rows that
-            are masked in each epoch are the numbers of their words.
-        documents: by split.
-        folder: holds the rejected rows, if there are any.
-        summary: how rows were packed; empty if they are not.
-        cut: language -> share of the training documents that are cut.
-    """
-
-    datasets: Mapping[str, Dataset]
-    documents: Mapping[str, StoredRows]
-    folder: Path
-    summary: str
-    notes: list[str]
-    cut: Mapping[str, float]
-
-    def location(self, index: int) -> str:
-        """Where training row `index` (from 0), or each document in it, stands: `file:line`."""
-        rows = dict.fromkeys(self.datasets["train"][index]["rows"])
-        return ", ".join(map(self.documents["train"].location, rows))
-
-
-def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter, packs: bool) -> DocumentRows:
+def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter, packs: bool) -> TokenRows:
     """Tokenise all documents, and pack the pieces of the training ones if asked to, or take them from the cache."""
 
     def make(folder: Path) -> dict[str, Any]:
         copy_rejected(splits.folder, folder)
         summary, notes, cut = "", list[str](), dict[str, float]()
         for split, rows in splits.rows.items():
-            path, is_scored = folder / f"{split}.arrow", split != "train"
-            batches = _tokenised(stored_batches(splits.folder / f"{split}.arrow"), cutter, is_scored)
-            shown = with_progress(batches, f"tokenising the {split} rows")
-            write_table(path, _SCORED if is_scored else _SCHEMA, shown)
+            path = folder / f"{split}.arrow"
+            batches = _tokenised(stored_batches(splits.folder / path.name), cutter, is_scored=split != "train")
+            write_table(path, _SCHEMA, with_progress(batches, f"tokenising the {split} rows"))
             pieces = np.bincount(pc.list_flatten(map_table(path)["rows"]).to_numpy(), minlength=len(rows))
-            _check_tokens(rows, pieces)
+            empty = np.flatnonzero(pieces == 0)[:_MAX_LISTED].tolist()
+            Problems(problem("text-without-tokens", rows.origin, rows.location(each)) for each in empty).raise_any()
             if count := int((pieces > 1).sum()):
                 what = f"{count:,} of {len(rows):,} documents are longer than --max_length {cutter.max_length}"
                 notes.append(f"{rows.origin} {rows.source}: {what}, and are cut into pieces.")
             if split == "train":
-                cut = _shares(rows.table["language"], pieces > 1)
+                cut = shares_of_cut(rows.table["language"], pa.array(pieces > 1))
                 summary = pack_table(path, cutter.max_length) if packs else ""
-        return {"summary": summary, "notes": notes, "cut": cut}
+        return {"summary": summary, "notes": notes, "truncated": cut}
 
     masks = None if cutter.masking is None else cutter.masking.probability
-    parts = [splits.folder.name, tokenizer_parts(cutter.tokenizer), cutter.max_length, cutter.after, masks, packs]
+    parts = [splits.folder.name, tokenizer_parts(cutter.tokenizer), cutter.max_length, masks, packs]
     folder, facts = build_with_facts("pieces", parts, "The token ids", make)
+    reset_backend(cutter.tokenizer)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
-    return DocumentRows(datasets, splits.rows, folder, **facts)
+    return TokenRows(datasets, splits.rows, folder, **facts)
 
 
 def _tokenised(batches: Iterable[pa.RecordBatch], cutter: Cutter, is_scored: bool) -> Iterator[pa.RecordBatch]:
     documents, count = 0, 0
     for batch in smaller_batches(batches, _AT_ONCE):
-        languages, rows = batch["language"].to_pylist(), list[dict[str, Any]]()
-        for piece in cutter.pieces(batch["text"].to_pylist(), documents):
-            read, characters = cutter.scored(piece, count) if is_scored else (piece, 0)
-            row = {"input_ids": read.ids, "labels": read.labels, "rows": [read.row], "length": len(read.ids)}
-            rows.append(row | {"language": languages[read.row - documents], "characters": characters})
+        texts, languages, rows = batch["text"].to_pylist(), batch["language"].to_pylist(), list[dict[str, Any]]()
+        for piece in cutter.pieces(texts):
+            at = piece.document
+            read, characters = cutter.scored(piece, texts[at], count) if is_scored else (piece, 0)
+            row = {"input_ids": read.ids, "labels": read.labels, "rows": [documents + at], "length": len(read.ids)}
+            rows.append(row | {"language": languages[at], "characters": characters})
             count += 1
         documents += len(batch)
-        yield pa.RecordBatch.from_pylist(rows, _SCORED if is_scored else _SCHEMA)
-
-
-def _check_tokens(rows: StoredRows, pieces: np.ndarray) -> None:
-    """Refuse documents of which the tokenizer makes no token."""
-    empty = np.flatnonzero(pieces == 0)[:_MAX_LISTED].tolist()
-    Problems(problem("text-without-tokens", rows.origin, rows.location(each)) for each in empty).raise_any()
-
-
-def _shares(languages: pa.ChunkedArray, is_cut: np.ndarray) -> dict[str, float]:
-    """Language -> share of its documents that are cut."""
-    by_language = pa.table([languages, pa.array(is_cut)], ["language", "cut"]).group_by("language")
-    return {each["language"]: each["cut_mean"] for each in by_language.aggregate([("cut", "mean")]).to_pylist()}
+        yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

@@ -1,16 +1,17 @@
-"""Pack tokenised rows end to end into longer ones, which attention keeps apart."""
+"""The rows of a run as a language model reads them, packed end to end into longer ones, which attention keeps apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import map_table, rewrite_table, with_progress
+from indictune.data.cache import StoredRows, map_table, rewrite_table, with_progress
 from indictune.data.collation import ListColumn
 from indictune.data.text.tokenisation import mapped_dataset
 
@@ -23,6 +24,54 @@ _BATCH_PACKS = 200
 
 _LIST = pa.list_(pa.int32())
 SCHEMA = pa.schema({"input_ids": _LIST, "labels": _LIST, "seq_lengths": _LIST, "rows": _LIST, "length": pa.int32()})
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The rows of a run as a language model reads them.
+
+    Attributes:
+        datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of conversations or documents).
+            Packed training rows have `seq_lengths` too; the others `language`.
+        rows: the conversations or documents, by split.
+        folder: holds the rejected rows, if there are any.
+        summary: how rows were packed; empty without packing.
+        truncated: language -> share of the training rows that are cut.
+    """
+
+    datasets: Mapping[str, Dataset]
+    rows: Mapping[str, StoredRows]
+    folder: Path
+    summary: str
+    notes: Sequence[str]
+    truncated: Mapping[str, float]
+
+    def location(self, index: int) -> str:
+        """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
+        numbers = dict.fromkeys(self.datasets["train"][index]["rows"])
+        return ", ".join(map(self.rows["train"].location, numbers))
+
+    def location_in(self, split: str, index: int) -> str:
+        """Where a row of a split that is not packed stands."""
+        return self.rows[split].location(self.datasets[split][index]["rows"][0])
+
+
+class TextsOfRows:
+    """The text of each row of a split that is not packed, made from a cell of a column. It can be read many times."""
+
+    def __init__(self, made: TokenRows, split: str, column: str, text_of: Callable[[Any], str]) -> None:
+        self._cells, self._text_of = made.rows[split].table[column], text_of
+        self._rows = pc.list_flatten(made.datasets[split].data["rows"])
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self._rows:
+            yield self._text_of(self._cells[row.as_py()].as_py())
+
+
+def shares_of_cut(languages: pa.ChunkedArray, is_cut: pa.Array | pa.ChunkedArray) -> dict[str, float]:
+    """Language -> share of its rows that are cut."""
+    by_language = pa.table([languages, is_cut], ["language", "cut"]).group_by("language")
+    return {each["language"]: each["cut_mean"] for each in by_language.aggregate([("cut", "mean")]).to_pylist()}
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:

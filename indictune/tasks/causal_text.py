@@ -49,7 +49,9 @@ class CausalText(RawText[CausalTextArguments, Args]):
         return self.why_unpacked(plan) is not None and pads_causal(plan.model, plan.model_config)
 
     def load_model(self, plan: Plan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
-        return load_causal(plan.model, rows.tokenizer, compute_dtype(args), rows.cutter.after[-1:], reads_weights)
+        tokenizer = rows.cutter.tokenizer
+        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        return load_causal(plan.model, tokenizer, compute_dtype(args), ends, reads_weights)
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None

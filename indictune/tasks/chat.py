@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -28,10 +28,12 @@ from indictune.data.chat.conversations import (
     evaluated_file,
     load_conversations,
 )
+from indictune.data.chat.messages import Message
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
+from indictune.data.packing import TextsOfRows
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down
@@ -176,22 +178,13 @@ def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, templ
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
 
 
-class _RowTexts:
-    """The messages of each row that is evaluated, joined by line breaks. It can be read many times."""
-
-    def __init__(self, chats: Chats, split: str) -> None:
-        self._messages = chats.rows[split].table["messages"]
-        self._rows = pc.list_flatten(chats.datasets[split].data["rows"])
-
-    def __iter__(self) -> Iterator[str]:
-        for row in self._rows:
-            yield "\n".join(message["content"] for message in self._messages[row.as_py()].as_py())
-
-
 def _origins(chats: Chats, split: str) -> Origins:
-    """Where the rows of a split that is not packed come from."""
-    rows, dataset = chats.rows[split], chats.datasets[split]
-    return Origins(lambda index: rows.location(dataset[index]["rows"][0]), _RowTexts(chats, split))
+    """Where the rows of a split that is not packed come from; their texts are the messages, joined by line breaks."""
+
+    def text_of(messages: list[Message]) -> str:
+        return "\n".join(message["content"] for message in messages)
+
+    return Origins(partial(chats.location_in, split), TextsOfRows(chats, split, "messages", text_of))
 
 
 class Answers(Objective):

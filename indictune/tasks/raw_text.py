@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow.compute as pc
 import torch
 from torch import nn
 from torch.nn import functional
@@ -22,11 +21,12 @@ from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.document_pieces import PLACES, Cutter, DocumentRows, Masking, MaskWords, tokenise_documents
+from indictune.data.document_pieces import PLACES, Cutter, Masking, MaskWords, tokenise_documents
 from indictune.data.documents import BUILTIN_TEXTS, document_reader
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
 from indictune.data.load_rows import load_documents
+from indictune.data.packing import TextsOfRows, TokenRows
 from indictune.data.read.row_sources import file_source, sources_by_split
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -63,10 +63,9 @@ Training = TypeVar("Training", bound=Args)
 
 @dataclass(frozen=True)
 class TextRows:
-    """The documents of a run, and the tokenizer that cuts them."""
+    """The documents of a run, and what cuts them."""
 
     splits: Splits[StoredRows]
-    tokenizer: Tokenizer
     cutter: Cutter
 
 
@@ -90,65 +89,47 @@ class RawText(Task[TextRows, Data, Training]):
         return Inputs(tokenizer, problems.attempt(sources_by_split, plan.data, problems, BUILTIN_TEXTS, read))
 
     def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> TextRows | None:
-        cutter = self._cutter(inputs.tokenizer, plan.data, problems)
-        splits = None
-        if inputs.sources is not None:
-            more = split_of(plan), mixture_of(plan)
-            splits = problems.attempt(load_documents, inputs.sources, plan.data, problems, self.cleans, *more)
-        if splits is None or cutter is None:
-            return None
-        problems.attempt(check_unknown, splits.rows["train"], cutter.tokenizer, plan)
-        return TextRows(splits, cutter.tokenizer, cutter)
+        rows = self._read(plan.data, inputs, problems, split_of(plan), mixture_of(plan))
+        if rows is not None:
+            problems.attempt(check_unknown, rows.splits.rows["train"], rows.cutter.tokenizer, plan)
+        return rows
 
-    def _cutter(self, tokenizer: Tokenizer | None, data: Any, problems: Problems) -> Cutter | None:
-        probability = data.mlm_probability if self.name == "mlm" else None
-        return None if tokenizer is None else problems.attempt(Cutter.of, tokenizer, data.max_length, probability)
+    def _read(self, data: Any, inputs: Inputs, problems: Problems, *more: Any) -> TextRows | None:
+        probability, cutter, splits = data.mlm_probability if self.name == "mlm" else None, None, None
+        if inputs.tokenizer is not None:
+            cutter = problems.attempt(Cutter.of, inputs.tokenizer, data.max_length, probability)
+        if inputs.sources is not None:
+            splits = problems.attempt(load_documents, inputs.sources, data, problems, self.cleans, *more)
+        return None if splits is None or cutter is None else TextRows(splits, cutter)
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
         reason = self.why_unpacked(plan)
         made = tokenise_documents(rows.splits, rows.cutter, packs=reason is None)
-        settings = rows.tokenizer, made.cut, rows.splits.findings
-        health = measured_once([made.folder.name], lambda: measure(made.documents, *settings))
+        settings = rows.cutter.tokenizer, made.truncated, rows.splits.findings
+        health = measured_once([made.folder.name], lambda: measure(made.rows, *settings))
         unpacked = [] if reason is None else [f"A training row is one document, or a piece of one: {reason}."]
         notes = dict.fromkeys([*rows.splits.notes, *made.notes, *unpacked, *warning_notes(health.findings)])
         summary = "\n".join(filter(None, (language_table(health.languages), made.summary)))
         origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
-        train = made.documents["train"]
-        facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
         datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
-        tokens = Tokens(*datasets, made.location, made.folder, list(notes), summary, origins=origins, scores=SCORES)
-        return replace(tokens, health=health, facts=facts)
+        of_run = *datasets, made.location, made.folder, list(notes), summary
+        return Tokens(*of_run, origins=origins, scores=SCORES, health=health)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        asked, splits = plan.data, None
-        cutter = self._cutter(tokenizer, asked, problems)
+        asked, sources = plan.data, {}
         with problems.collecting():
-            source = file_source(asked.test_file, "--test_file", document_reader(asked))
-            splits = load_documents({"test": source}, asked, problems, self.cleans)
+            sources["test"] = file_source(asked.test_file, "--test_file", document_reader(asked))
+        rows = self._read(asked, Inputs(tokenizer, sources or None), problems)
         problems.raise_any()
-        assert splits is not None
-        assert cutter is not None
-        made = tokenise_documents(splits, cutter, packs=False)
+        assert rows is not None
+        made = tokenise_documents(rows.splits, rows.cutter, packs=False)
         keep_rejected(made.folder, plan.output_dir, plan.launch.rank)
-        return TestTokens(made.datasets["test"], [*splits.notes, *made.notes], origins_of(made, "test"))
+        return TestTokens(made.datasets["test"], [*rows.splits.notes, *made.notes], origins_of(made, "test"))
 
 
-class _Texts:
-    """The document of each row of a split. It can be read many times."""
-
-    def __init__(self, made: DocumentRows, split: str) -> None:
-        self._texts = made.documents[split].table["text"]
-        self._rows = pc.list_flatten(made.datasets[split].data["rows"])
-
-    def __iter__(self) -> Iterator[str]:
-        for row in self._rows:
-            yield self._texts[row.as_py()].as_py()
-
-
-def origins_of(made: DocumentRows, split: str) -> Origins:
+def origins_of(made: TokenRows, split: str) -> Origins:
     """Where the rows of a split that is not packed come from."""
-    documents, dataset = made.documents[split], made.datasets[split]
-    return Origins(lambda index: documents.location(dataset[index]["rows"][0]), _Texts(made, split))
+    return Origins(partial(made.location_in, split), TextsOfRows(made, split, "text", str))
 
 
 class GuessedTokens(Objective):
@@ -218,8 +199,8 @@ class MaskedText(RawText[MaskedTextArguments, Args]):
             tied = "; its output layer is the embedding" if config.tie_word_embeddings else ""
             what = "%s has no head that guesses masked words: a new one begins at random (%d weights%s)."
             logger.warning(what, named.model_name_or_path, len(new), tied)
-        check_vocabulary(named, model, rows.tokenizer)
-        set_padding(model, rows.tokenizer)
+        check_vocabulary(named, model, rows.cutter.tokenizer)
+        set_padding(model, rows.cutter.tokenizer)
         set_module_dropout(model, named.dropout)
         return model
 

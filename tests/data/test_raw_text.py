@@ -101,7 +101,7 @@ def documents(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("task", [MLM, CLM], ids=["mlm", "clm"])
 def test_packed_rows_hold_every_token_once_and_are_full(tmp_path: Path, task: Any) -> None:
     made, rows = tokens(task, *documents(tmp_path))
-    cutter, texts = rows.cutter, list(rows.splits.rows["train"].texts)
+    tokenizer, texts = rows.cutter.tokenizer, list(rows.splits.rows["train"].texts)
     content: dict[int, list[list[int]]] = {}
     for row in made.train.to_list():
         ends = np.cumsum(row["seq_lengths"])
@@ -113,36 +113,28 @@ def test_packed_rows_hold_every_token_once_and_are_full(tmp_path: Path, task: An
             if task is CLM:  # all tokens but the first of a piece
                 assert labels[1:].tolist() == ids[1:].tolist()
             else:
-                assert (ids[0], ids[-1]) == (cutter.before[0], cutter.after[0])
+                assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
                 ids = ids[1:-1]
             content.setdefault(number, []).append(ids.tolist())
-    whole = rows.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    around = ([], []) if task is MLM else (cutter.before, cutter.after)
+    whole = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ends = [] if task is MLM else [tokenizer.eos_token_id]
     for number, ids in enumerate(whole):  # packing may change the order of the pieces of a document
-        assert sorted(itertools.chain.from_iterable(content[number])) == sorted([*around[0], *ids, *around[1]])
+        assert sorted(itertools.chain.from_iterable(content[number])) == sorted([*ids, *ends])
     assert len(content[80]) > 6
     assert np.mean(made.train["length"]) > 0.95 * 32
     assert any(" of 81 documents are longer" in note for note in made.notes)
-    assert made.facts["rows"] == 81
 
 
-def test_a_document_that_is_cut_ends_its_pieces_with_words_and_loses_no_prediction() -> None:
-    tokenizer = load_tokenizer(ModelArguments(builtin.resolve("builtin:tiny-indic-bert")))
-    cutter = Cutter.of(tokenizer, 12, 0.15)
-    text = "unbelievable " * 30
-    pieces = list(cutter.pieces([text], 7))
-    assert {piece.row for piece in pieces} == {7}
-    words = [{*piece.labels} - {-100} for piece in pieces]
-    assert all(a.isdisjoint(b) for a, b in itertools.pairwise(words))
+def test_a_document_that_is_cut_loses_no_prediction_but_the_first_of_each_piece() -> None:
     llama = load_tokenizer(ModelArguments(builtin.resolve("builtin:tiny-indic-llama")))
     cutter = Cutter.of(llama, 5, None)
     for words_of_text in range(1, 12):
         text = "good " * words_of_text
-        lengths = [len(piece.ids) for piece in cutter.pieces([text], 0)]
-        size = len(llama(text, add_special_tokens=False)["input_ids"])
-        assert sum(lengths) == size + len(cutter.before) + 1  # the end of the text
-        assert max(lengths) <= 5
-        assert min(lengths) > 1
+        ids = [*llama(text, add_special_tokens=False)["input_ids"], llama.eos_token_id]
+        pieces = list(cutter.pieces([text]))
+        assert all(1 < len(piece.ids) <= 5 for piece in pieces)
+        predicted = [label for piece in pieces for label in piece.labels if label >= 0]
+        assert predicted == [token for at, token in enumerate(ids) if at % 5]
 
 
 def test_evaluations_count_the_characters_that_are_predicted(tmp_path: Path) -> None:
@@ -150,12 +142,11 @@ def test_evaluations_count_the_characters_that_are_predicted(tmp_path: Path) -> 
     made, rows = tokens(CLM, *flags)
     assert made.validation is not None
     texts = list(rows.splits.rows["validation"].texts)
-    missing = 0 if rows.cutter.before else 1
     for row, text in list(zip(made.validation.to_list(), texts, strict=True))[:20]:
-        assert 0 <= len(text.strip()) - row["characters"] <= (40 if missing else 1)
+        assert 0 <= len(text.strip()) - row["characters"] <= 40
     masked, rows = tokens(MLM, *flags)
     assert masked.validation is not None
     for row in masked.validation.to_list():
         hidden = [token for token in row["labels"] if token >= 0]
         assert hidden
-        assert 0 < row["characters"] <= len(str(rows.tokenizer.decode(hidden)).replace(" ", ""))
+        assert 0 < row["characters"] <= len(str(rows.cutter.tokenizer.decode(hidden)).replace(" ", ""))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import NOT_THINKING, choose_template, tokenised_chats
 from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
 from indictune.data.chat.messages import Message
-from indictune.data.packing import pack_table
+from indictune.data.packing import TokenRows, pack_table, shares_of_cut
 from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, tokenizer_parts
@@ -50,24 +49,8 @@ def set_template(
     return template
 
 
-@dataclass(frozen=True)
-class Chats:
-    """The rows of a run as a language model reads them.
-
-    Attributes:
-        datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of the conversations). Packed
-            training rows have `seq_lengths` too; the others `language`.
-        folder: holds the rejected rows, if there are any.
-        summary: how rows were packed; empty without packing.
-        truncated: language -> share of the training rows that are cut.
-    """
-
-    datasets: Mapping[str, Dataset]
-    rows: Mapping[str, Conversations]
-    folder: Path
-    summary: str
-    notes: Sequence[str]
-    truncated: Mapping[str, float]
+class Chats(TokenRows):
+    """The conversations of a run as a language model reads them."""
 
     @property
     def sampled_split(self) -> str:
@@ -82,10 +65,6 @@ class Chats:
         chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
         chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
         return chats, None if split == "train" else dataset.select(first[chosen])
-
-    def location(self, index: int) -> str:
-        """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
-        return ", ".join(map(self.rows["train"].location, self.datasets["train"][index]["rows"]))
 
 
 def tokenise_chat_splits(
@@ -121,9 +100,7 @@ def tokenise_chat_splits(
         if "train" in splits.rows:
             tokens = map_table(folder / "train.arrow")
             is_cut = pc.greater(tokens["full_length"], args.max_length)
-            by_language = pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language")
-            shares = by_language.aggregate([("cut", "mean")]).to_pylist()
-            truncated = {each["language"]: each["cut_mean"] for each in shares}
+            truncated = shares_of_cut(tokens["language"], is_cut)
         if packing:
             summary = pack_table(folder / "train.arrow", args.max_length)
         return {"summary": summary, "notes": notes, "truncated": truncated}

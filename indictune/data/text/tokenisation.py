@@ -169,7 +169,7 @@ def tokenise_splits(
     logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
     parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type, long_text]
     folder = build_once("tokens", parts, "The token ids", make)
-    _reset(tokenizer)
+    reset_backend(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     check_lengths(given, datasets, max_length, long_text)
     return datasets
@@ -215,7 +215,7 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
     settings += f" {tokenizer.model_input_names}"
     if tokenizer.is_fast:
-        _reset(tokenizer)
+        reset_backend(tokenizer)
         return [kind, settings, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()]
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
@@ -319,7 +319,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: 
     return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
 
 
-def _reset(tokenizer: PreTrainedTokenizerBase) -> None:
+def reset_backend(tokenizer: PreTrainedTokenizerBase) -> None:
     """Forget how to cut and pad. The last settings are saved with the model, and must not depend on the cache."""
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
