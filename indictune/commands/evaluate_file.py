@@ -80,14 +80,7 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
     types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str, "txt_documents": str}
-    types |= {
-        "txt_documents": str,
-        "delimiter": str,
-        "column_names": list,
-        "quoting": str,
-        "label_column": (str, list),
-        "label_map": list,
-    }
+    types |= {"delimiter": str, "column_names": list, "quoting": str, "label_column": (str, list), "label_map": list}
     for name in FROM_TRAINING:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):

@@ -1,4 +1,4 @@
-"""The rows of a run as a language model reads them, packed end to end into longer ones, which attention keeps apart."""
+"""Rows of tokens of a language model, packed end to end into longer ones, which attention keeps apart."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 from torch import nn
-
-from indictune.models.load import without_adapter
 
 if TYPE_CHECKING:
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -37,14 +35,12 @@ def repeated_blocks(model: nn.Module) -> list[str]:
 
 
 def has_shared_bias(model: nn.Module) -> bool:
-    """Whether another module holds the bias of the output layer too, as the heads of BERT, RoBERTa and ALBERT do.
+    """Whether two modules hold one bias, as the heads of BERT, RoBERTa and ALBERT that guess words do.
 
-    accelerate (1.15) shards the output layer and the embedding as a group of their own. torch (2.13) refuses a weight
-    of two groups: "Parameter 'None' is shared with a parameter already managed by another FSDP group".
+    accelerate (1.15) shards the output layer as a group of its own. torch (2.13) refuses a weight of two groups.
     """
-    head: Any = cast(Any, without_adapter(model)).get_output_embeddings()
-    bias = getattr(head, "bias", None)
-    return bias is not None and sum(each is bias for _, each in model.named_parameters(remove_duplicate=False)) > 1
+    biases = [id(each) for name, each in model.named_parameters(remove_duplicate=False) if name.endswith("bias")]
+    return len(biases) > len({*biases})
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh | None, plugin: FullyShardedDataParallelPlugin) -> None:

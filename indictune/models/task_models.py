@@ -20,6 +20,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -142,6 +143,15 @@ def load_classifier(
     besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
     task = TaskType.TOKEN_CLS if kind is AutoModelForTokenClassification else TaskType.SEQ_CLS
     return _ready(base, args, tokenizer, task, besides_head)
+
+
+def load_masked(args: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Model:
+    """A masked language model, ready to train; raises as `load_classifier`."""
+    set_config_dropout(config, args.dropout)
+    base, new = read_weights(AutoModelForMaskedLM, args, config, torch.float32)
+    if new:
+        logger.warning("%s: %d weights of the head that guesses words begin at random.", config.name_or_path, len(new))
+    return _ready(base, args, tokenizer, TaskType.FEATURE_EXTRACTION)
 
 
 def _ready(

@@ -18,7 +18,6 @@ from indictune.errors import Problem, problems_of
 from indictune.models.adapters import continues_texts
 from indictune.models.load import Model
 from indictune.models.task_models import PACKED_ATTENTION, PACKED_MODELS, check_causal, load_causal, load_causal_config
-from indictune.models.unpadded import pads_causal, why_not_joined
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.tasks.protocol import Batch, Objective
 from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows
@@ -32,21 +31,14 @@ class CausalText(RawText[CausalTextArguments, Args]):
     arguments = (LlamaModelArguments, CausalTextArguments, Args)
     name = "clm"
     head = "ForCausalLM"
+    kept_apart = PACKED_MODELS, PACKED_ATTENTION
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_causal_config(args)
 
     def check(self, plan: Plan) -> list[Problem]:
         assert plan.model_config is not None
-        return problems_of(check_causal, plan.model, plan.model_config)
-
-    def why_unpacked(self, plan: Plan) -> str | None:
-        assert plan.model_config is not None
-        return why_not_joined(plan.model, plan.model_config, PACKED_MODELS, PACKED_ATTENTION)
-
-    def pads(self, plan: Plan) -> bool:
-        assert plan.model_config is not None
-        return self.why_unpacked(plan) is not None and pads_causal(plan.model, plan.model_config)
+        return super().check(plan) + problems_of(check_causal, plan.model, plan.model_config)
 
     def load_model(self, plan: Plan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
         tokenizer = rows.cutter.tokenizer

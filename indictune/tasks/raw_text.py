@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,9 +31,9 @@ from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import guessed_texts
-from indictune.models.load import Model, check_vocabulary, load_config, load_tokenizer, read_weights, set_padding
-from indictune.models.task_models import check_shapes, set_config_dropout, set_module_dropout
-from indictune.models.unpadded import MASKED, MaskedStates, uncounted_token, why_not_joined
+from indictune.models.load import Model, load_config, load_tokenizer
+from indictune.models.task_models import check_shapes, load_masked
+from indictune.models.unpadded import ATTENTIONS, MASKED, MaskedStates, uncounted_token, why_not_joined
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.protocol import (
     Batch,
@@ -54,8 +53,6 @@ from indictune.tasks.protocol import (
 if TYPE_CHECKING:
     from datasets import Dataset
 
-logger = logging.getLogger(__name__)
-
 SCORES = ("loss", "perplexity", "bits_per_character")
 Data = TypeVar("Data", bound=RawTextArguments)
 Training = TypeVar("Training", bound=Args)
@@ -63,9 +60,10 @@ Training = TypeVar("Training", bound=Args)
 
 @dataclass(frozen=True)
 class TextRows:
-    """The documents of a run, and what cuts them."""
+    """The documents of a run, the tokenizer, and what cuts them."""
 
     splits: Splits[StoredRows]
+    tokenizer: Tokenizer
     cutter: Cutter
 
 
@@ -73,12 +71,20 @@ class RawText(Task[TextRows, Data, Training]):
     """A language model learns raw text."""
 
     cleans = False  # whether texts are read as a classifier reads them
+    kept_apart: tuple[
+        Collection[str], Collection[str | None]
+    ]  # types of models and attention that keep documents apart
     scores = (*SCORES, "worst_language_loss")
     lower_is_better = SCORES
 
-    @abstractmethod
-    def why_unpacked(self, plan: RunPlan[Data, Training]) -> str | None:
-        """Why a training row is one document; None if the model keeps several apart."""
+    def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
+        assert plan.model_config is not None
+        reason = why_not_joined(plan.model, plan.model_config, *self.kept_apart)
+        model = "--model_name_or_path", plan.model.model_name_or_path
+        return [] if reason is None else [problem("not-of-raw-text", *model, reason=reason)]
+
+    def pads(self, plan: RunPlan[Data, Training]) -> bool:
+        return False
 
     def group_scores(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
         return SCORES
@@ -91,7 +97,7 @@ class RawText(Task[TextRows, Data, Training]):
     def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> TextRows | None:
         rows = self._read(plan.data, inputs, problems, split_of(plan), mixture_of(plan))
         if rows is not None:
-            problems.attempt(check_unknown, rows.splits.rows["train"], rows.cutter.tokenizer, plan)
+            problems.attempt(check_unknown, rows.splits.rows["train"], rows.tokenizer, plan)
         return rows
 
     def _read(self, data: Any, inputs: Inputs, problems: Problems, *more: Any) -> TextRows | None:
@@ -100,20 +106,20 @@ class RawText(Task[TextRows, Data, Training]):
             cutter = problems.attempt(Cutter.of, inputs.tokenizer, data.max_length, probability)
         if inputs.sources is not None:
             splits = problems.attempt(load_documents, inputs.sources, data, problems, self.cleans, *more)
-        return None if splits is None or cutter is None else TextRows(splits, cutter)
+        return None if splits is None or cutter is None else TextRows(splits, cutter.tokenizer, cutter)
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
-        reason = self.why_unpacked(plan)
-        made = tokenise_documents(rows.splits, rows.cutter, packs=reason is None)
-        settings = rows.cutter.tokenizer, made.truncated, rows.splits.findings
+        made = tokenise_documents(rows.splits, rows.cutter, packs=True)
+        settings = rows.tokenizer, made.truncated, rows.splits.findings
         health = measured_once([made.folder.name], lambda: measure(made.rows, *settings))
-        unpacked = [] if reason is None else [f"A training row is one document, or a piece of one: {reason}."]
-        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *unpacked, *warning_notes(health.findings)])
+        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *warning_notes(health.findings)])
         summary = "\n".join(filter(None, (language_table(health.languages), made.summary)))
         origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
         datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
         of_run = *datasets, made.location, made.folder, list(notes), summary
-        return Tokens(*of_run, origins=origins, scores=SCORES, health=health)
+        train = made.rows["train"]
+        facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
+        return Tokens(*of_run, origins=origins, scores=SCORES, health=health, facts=facts)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, sources = plan.data, {}
@@ -167,65 +173,42 @@ class MaskedText(RawText[MaskedTextArguments, Args]):
     name = "mlm"
     head = "ForMaskedLM"
     cleans = True
+    kept_apart = MASKED, ATTENTIONS
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_config(args, MaskedTokens.kind, MODEL_FOR_MASKED_LM_MAPPING, "masked language model")
 
     def check(self, plan: Plan) -> list[Problem]:
         assert plan.model_config is not None
-        axes, refused = plan.launch.axes, list[tuple[str, object, str]]()
+        refused, axes = list[tuple[str, object, str]](), plan.launch.axes
         if plan.model.method != "full":
             refused.append(("--method", plan.model.method, "a classifier that follows takes whole weights"))
         if (size := plan.model.vocabulary_from_train) is not None:
             refused.append(("--vocabulary_from_train", size, "the model's own vocabulary is trained"))
         if axes.pipeline * axes.tensor > 1:
-            reason = "its processes split one model, whose head and embedding are one weight"
-            refused.append(("strategy", plan.launch.strategy, reason))
-        found = [problem("not-of-masked-words", flag, value, reason=reason) for flag, value, reason in refused]
-        return found + problems_of(check_shapes, MaskedTokens.kind, plan.model, plan.model_config, [])
-
-    def why_unpacked(self, plan: Plan) -> str | None:
-        assert plan.model_config is not None
-        return why_not_joined(plan.model, plan.model_config, MASKED)
-
-    def pads(self, plan: Plan) -> bool:
-        return self.why_unpacked(plan) is not None
+            refused.append(("strategy", plan.launch.strategy, "the head and the embedding are one weight"))
+        found = [problem("not-of-raw-text", flag, value, reason=reason) for flag, value, reason in refused]
+        shapes = problems_of(check_shapes, MaskedTokens.kind, plan.model, plan.model_config, [])
+        return super().check(plan) + found + shapes
 
     def load_model(self, plan: Plan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
-        named, config = plan.model, self.read_config(plan.model)
-        set_config_dropout(config, named.dropout)
-        model, new = read_weights(MaskedTokens.kind, named, config, torch.float32)
-        if new:
-            tied = "; its output layer is the embedding" if config.tie_word_embeddings else ""
-            what = "%s has no head that guesses masked words: a new one begins at random (%d weights%s)."
-            logger.warning(what, named.model_name_or_path, len(new), tied)
-        check_vocabulary(named, model, rows.cutter.tokenizer)
-        set_padding(model, rows.cutter.tokenizer)
-        set_module_dropout(model, named.dropout)
-        return model
+        return load_masked(plan.model, self.read_config(plan.model), rows.tokenizer)
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None
     ) -> Objective:
         seed = args.seed if args.data_seed is None else args.data_seed
-        return MaskedTokens(config, tokenizer, padded, None if rows is None else rows.cutter.masking, seed)
+        return MaskedTokens(config, tokenizer, None if rows is None else rows.cutter.masking, seed)
 
 
 class MaskedTokens(GuessedTokens):
-    """The tokens of masked words. Only their logits are computed.
-
-    Args:
-        padded: whether rows of a training micro-batch are padded; else they are joined.
-        masking: of a training, and its seed.
-    """
+    """The tokens of masked words; only their logits are computed. `masking` and `seed` are of a training."""
 
     kind = AutoModelForMaskedLM
     loss = ExactLoss()
 
-    def __init__(
-        self, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, masking: Masking | None, seed: int
-    ) -> None:
-        self.config, self.padded, self.masking, self.seed = config, padded, masking, seed
+    def __init__(self, config: PreTrainedConfig, tokenizer: Tokenizer, masking: Masking | None, seed: int) -> None:
+        self.config, self.masking, self.seed = config, masking, seed
         tokenizer.padding_side = "right"  # positions are counted from the first token
         self._padding = tokenizer.pad_token_id, tokenizer.padding_side
 
@@ -236,8 +219,7 @@ class MaskedTokens(GuessedTokens):
         if evaluating:
             return PadToLongest(*self._padding, with_row_numbers=True)
         assert self.masking is not None
-        collator = PadToLongest(*self._padding) if self.padded else JoinRows(uncounted_token(self.config))
-        return MaskWords(collator, self.masking, self.seed)
+        return MaskWords(JoinRows(uncounted_token(self.config)), self.masking, self.seed)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         labels = inputs.pop("labels")
