@@ -15,7 +15,7 @@ from functools import partial
 import indictune.before_imports  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
 from indictune.supervise.execute import execute
-from indictune.tasks.causal_text import CausalText
+from indictune.tasks.chat import CausalText
 from indictune.training.run_task import run_task
 
 if __name__ == "__main__":

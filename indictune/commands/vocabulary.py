@@ -100,7 +100,7 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
 
 
 def _documents(args: VocabularyFlags) -> StoredRows:
-    source = file_source(cast(Any, args.train_file), "--train_file", document_reader(args), "train")
+    source = file_source(args.train_file or [], "--train_file", document_reader(args), "train")
     found = load_documents({"train": source}, args, (), cleans=False)
     for note in found.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)

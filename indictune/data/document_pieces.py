@@ -25,7 +25,7 @@ from indictune.data.cache import (
     write_table,
 )
 from indictune.data.collation import IGNORED_LABEL, Row
-from indictune.data.packing import TokenRows, pack_table, shares_of_cut
+from indictune.data.packing import TokenRows, pack_table
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, reset_backend, tokenizer_parts
 from indictune.errors import Problems, UserError, problem
@@ -137,17 +137,13 @@ class Cutter:
         Raises:
             UserError: `tokenizer-not-for-raw-text`, or `no-room-for-text`.
         """
-        is_masked, reason = mlm_probability is not None, ""
-        if not tokenizer.is_fast:
-            reason = "it is a slow one, which does not know where its tokens stand in a text"
-        elif is_masked and tokenizer.mask_token_id is None:
-            reason = "it has no mask token"
-        elif is_masked and len({*tokenizer("a b", add_special_tokens=False).word_ids(0)}) < 2:
-            reason = "it does not split texts into words, which are masked as a whole"
-        if reason:
-            name = tokenizer.name_or_path
-            raise UserError("tokenizer-not-for-raw-text", "--model_name_or_path", name, reason=reason)
-        if is_masked and max_length <= (specials := tokenizer.num_special_tokens_to_add()):
+        fits, specials = tokenizer.is_fast, tokenizer.num_special_tokens_to_add()
+        if fits and mlm_probability is not None:
+            words = {*tokenizer("a b", add_special_tokens=False).word_ids(0)}
+            fits = tokenizer.mask_token_id is not None and len(words) == 2
+        if not fits:
+            raise UserError("tokenizer-not-for-raw-text", "--model_name_or_path", tokenizer.name_or_path)
+        if mlm_probability is not None and max_length <= specials:
             raise UserError("no-room-for-text", "--max_length", max_length, specials=specials)
         return cls(tokenizer, max_length, None if mlm_probability is None else Masking.of(tokenizer, mlm_probability))
 
@@ -190,12 +186,12 @@ class Cutter:
         return piece, sum(not text[at].isspace() for at in letters)
 
 
-def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter, packs: bool) -> TokenRows:
-    """Tokenise all documents, and pack the pieces of the training ones if asked to, or take them from the cache."""
+def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter) -> TokenRows:
+    """Tokenise all documents, and pack the pieces of the training ones, or take them from the cache."""
 
     def make(folder: Path) -> dict[str, Any]:
         copy_rejected(splits.folder, folder)
-        summary, notes, cut = "", list[str](), dict[str, float]()
+        summary, notes = "", list[str]()
         for split, rows in splits.rows.items():
             path = folder / f"{split}.arrow"
             batches = _tokenised(stored_batches(splits.folder / path.name), cutter, is_scored=split != "train")
@@ -206,13 +202,12 @@ def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter, packs: bool) 
             if count := int((pieces > 1).sum()):
                 what = f"{count:,} of {len(rows):,} documents are longer than --max_length {cutter.max_length}"
                 notes.append(f"{rows.origin} {rows.source}: {what}, and are cut into pieces.")
-            if split == "train":
-                cut = shares_of_cut(rows.table["language"], pa.array(pieces > 1))
-                summary = pack_table(path, cutter.max_length) if packs else ""
-        return {"summary": summary, "notes": notes, "truncated": cut}
+        if "train" in splits.rows:
+            summary = pack_table(folder / "train.arrow", cutter.max_length)
+        return {"summary": summary, "notes": notes}
 
     masks = None if cutter.masking is None else cutter.masking.probability
-    parts = [splits.folder.name, tokenizer_parts(cutter.tokenizer), cutter.max_length, masks, packs]
+    parts = [splits.folder.name, tokenizer_parts(cutter.tokenizer), cutter.max_length, masks]
     folder, facts = build_with_facts("pieces", parts, "The token ids", make)
     reset_backend(cutter.tokenizer)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class TokenRows:
         rows: the conversations or documents, by split.
         folder: holds the rejected rows, if there are any.
         summary: how rows were packed; empty without packing.
-        truncated: language -> share of the training rows that are cut.
+        truncated: language -> share of the training conversations that are cut.
     """
 
     datasets: Mapping[str, Dataset]
@@ -44,7 +44,7 @@ class TokenRows:
     folder: Path
     summary: str
     notes: Sequence[str]
-    truncated: Mapping[str, float]
+    truncated: Mapping[str, float] = field(default_factory=dict)
 
     def location(self, index: int) -> str:
         """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
@@ -66,12 +66,6 @@ class TextsOfRows:
     def __iter__(self) -> Iterator[str]:
         for row in self._rows:
             yield self._text_of(self._cells[row.as_py()].as_py())
-
-
-def shares_of_cut(languages: pa.ChunkedArray, is_cut: pa.Array | pa.ChunkedArray) -> dict[str, float]:
-    """Language -> share of its rows that are cut."""
-    by_language = pa.table([languages, is_cut], ["language", "cut"]).group_by("language")
-    return {each["language"]: each["cut_mean"] for each in by_language.aggregate([("cut", "mean")]).to_pylist()}
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:

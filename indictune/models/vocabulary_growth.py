@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, cast
 
@@ -22,8 +22,6 @@ MIN_TEXTS = 5  # that a piece is in: who reads a published tokenizer learns no w
 # A piece of a Unigram model is a little likelier than its parts: it replaces them, and no other split changes.
 _LIKELIER = 1e-3
 _BYTES = "ByteLevel"
-
-Parts = dict[str, list[int]]  # new piece as the tokenizer writes it -> the tokens that it replaces
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
@@ -47,8 +45,8 @@ def form_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
 
 def learn_pieces(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, form: str, scripts: Collection[str], wanted: int
-) -> Parts:
-    """The most frequent pieces of words of some scripts, which are no token yet; at most so many.
+) -> dict[str, list[int]]:
+    """The most frequent pieces of words of some scripts, at most so many -> the tokens that each replaces.
 
     As in a built-in vocabulary, a piece is in five different texts, has no digit, and comes from no user name.
     """
@@ -69,38 +67,33 @@ def learn_pieces(
     backend.train_from_iterator(words.repeated(), trainer)
     learned = backend.get_vocab()
     del learned["[UNK]"]
-    rare, ids_of, found = words.rare(learned), _reader(tokenizer, form), Parts()
+    rare, old, found = words.rare(learned), _OldTokens(tokenizer, form), dict[str, list[int]]()
     for piece in sorted(learned.keys() - rare, key=learned.__getitem__):
-        ids = ids_of(piece)
+        text, ids = old.of(piece)
         if len(ids) > 1 and tokenizer.unk_token_id not in ids and len(found) < wanted:
-            found[_written(piece, form)] = ids
+            found[text] = ids
     return found
 
 
-def _written(piece: str, form: str) -> str:
-    """A piece of a WordPiece vocabulary as another tokenizer writes it."""
-    if form == "WordPiece":
-        return piece
-    begin = "▁" if form == "Unigram" else " "
-    return piece.removeprefix("##") if piece.startswith("##") else begin + piece
+class _OldTokens:
+    """The tokens of a piece before the tokenizer has it."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, form: str) -> None:
+        self._tokenizer, self._form = tokenizer, form
+        self._model = self._inside = tokenizer.backend_tokenizer.model
+        if form == "WordPiece":
+            inner = {token[2:]: number for token, number in tokenizer.get_vocab().items() if token.startswith("##")}
+            unknown = {str(tokenizer.unk_token): tokenizer.unk_token_id}
+            self._inside = WordPiece(inner | unknown, unk_token=str(tokenizer.unk_token), continuing_subword_prefix="")
 
-def _reader(tokenizer: PreTrainedTokenizerBase, form: str) -> Callable[[str], list[int]]:
-    """The tokens of a piece of a WordPiece vocabulary."""
-    model, vocabulary = tokenizer.backend_tokenizer.model, tokenizer.get_vocab()
-    unknown = str(tokenizer.unk_token)
-    inner = {token.removeprefix("##"): number for token, number in vocabulary.items() if token.startswith("##")}
-    if form == "WordPiece":
-        inside = WordPiece(inner | {unknown: vocabulary[unknown]}, unk_token=unknown, continuing_subword_prefix="")
-
-    def ids(piece: str) -> list[int]:
-        if form == _BYTES:
-            return cast(list[int], tokenizer(_written(piece, form), add_special_tokens=False)["input_ids"])
-        if form == "WordPiece" and piece.startswith("##"):
-            return [token.id for token in inside.tokenize(piece.removeprefix("##"))]
-        return [token.id for token in model.tokenize(_written(piece, form))]
-
-    return ids
+    def of(self, piece: str) -> tuple[str, list[int]]:
+        """A piece, with `##` before one inside a word, as the tokenizer writes it, and its tokens."""
+        is_inner, begin = piece.startswith("##"), {"WordPiece": "", "Unigram": "▁", _BYTES: " "}[self._form]
+        text = piece[2:] if is_inner else begin + piece
+        if self._form == _BYTES:
+            return text, cast(list[int], self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = [token.id for token in (self._inside if is_inner else self._model).tokenize(text)]
+        return piece if self._form == "WordPiece" else text, ids
 
 
 def with_pieces(tokenizer: PreTrainedTokenizerBase, form: str, pieces: Mapping[str, list[int]]) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from indictune.tasks.causal_text import CausalText
-from indictune.tasks.chat import Chat
+from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task
 from indictune.tasks.raw_text import MaskedText

@@ -1,4 +1,4 @@
-"""Following instructions: a causal language model learns the answers of conversations."""
+"""Causal language models: one learns the answers of conversations, or predicts each token of raw text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.arguments import ModelArguments
+from indictune.config.arguments import CausalTextArguments, ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
@@ -40,7 +40,14 @@ from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, blo
 from indictune.evaluation.scorers import answers
 from indictune.models.adapters import continues_texts
 from indictune.models.load import Model, load_tokenizer, positions_of
-from indictune.models.task_models import check_causal, check_packing, load_causal, load_causal_config
+from indictune.models.task_models import (
+    PACKED_ATTENTION,
+    PACKED_MODELS,
+    check_causal,
+    check_packing,
+    load_causal,
+    load_causal_config,
+)
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.protocol import (
     Batch,
@@ -57,6 +64,7 @@ from indictune.tasks.protocol import (
     Tokens,
     row_facts,
 )
+from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -238,3 +246,43 @@ def compute_dtype(args: Args) -> torch.dtype:
     if args.bf16:
         return torch.bfloat16
     return torch.float16 if args.fp16 else torch.float32
+
+
+TextPlan = RunPlan[CausalTextArguments, Args]
+
+
+class CausalText(RawText[CausalTextArguments, Args]):
+    """A model continues texts, which are read as they are written."""
+
+    arguments = (LlamaModelArguments, CausalTextArguments, Args)
+    name = "clm"
+    head = "ForCausalLM"
+    kept_apart = PACKED_MODELS, PACKED_ATTENTION
+
+    def read_config(self, args: ModelArguments) -> PreTrainedConfig:
+        return load_causal_config(args)
+
+    def check(self, plan: TextPlan) -> list[Problem]:
+        assert plan.model_config is not None
+        return super().check(plan) + problems_of(check_causal, plan.model, plan.model_config)
+
+    def load_model(self, plan: TextPlan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
+        tokenizer = rows.cutter.tokenizer
+        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        return load_causal(plan.model, tokenizer, compute_dtype(args), ends, reads_weights)
+
+    def objective(
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None
+    ) -> Objective:
+        assert tokenizer.pad_token_id is not None
+        return ContinuedTokens(tokenizer.pad_token_id, compute_dtype(args), padded)
+
+    def can_evaluate(self, config: Mapping[str, Any]) -> bool:
+        return continues_texts(config.get("architectures"))
+
+
+class ContinuedTokens(GuessedTokens, Answers):
+    """All tokens of a document but its first. The loss is that of `Answers`."""
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        return Answers.measure(self, model, inputs)[:2]

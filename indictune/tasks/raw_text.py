@@ -22,14 +22,13 @@ from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.document_pieces import PLACES, Cutter, Masking, MaskWords, tokenise_documents
 from indictune.data.documents import BUILTIN_TEXTS, document_reader
-from indictune.data.health.findings import warning_notes
-from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
+from indictune.data.health.row_health import check_unknown
 from indictune.data.load_rows import load_documents
 from indictune.data.packing import TextsOfRows, TokenRows
 from indictune.data.read.row_sources import file_source, sources_by_split
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
-from indictune.evaluation.breakdown import Breakdown, Group, block_of, break_down
+from indictune.evaluation.breakdown import Breakdown, block_of, break_down
 from indictune.evaluation.scorers import guessed_texts
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.models.task_models import check_shapes, load_masked
@@ -71,9 +70,7 @@ class RawText(Task[TextRows, Data, Training]):
     """A language model learns raw text."""
 
     cleans = False  # whether texts are read as a classifier reads them
-    kept_apart: tuple[
-        Collection[str], Collection[str | None]
-    ]  # types of models and attention that keep documents apart
+    kept_apart: tuple[Collection[str], Collection[str | None]]  # models and attention that keep documents apart
     scores = (*SCORES, "worst_language_loss")
     lower_is_better = SCORES
 
@@ -109,17 +106,13 @@ class RawText(Task[TextRows, Data, Training]):
         return None if splits is None or cutter is None else TextRows(splits, cutter.tokenizer, cutter)
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
-        made = tokenise_documents(rows.splits, rows.cutter, packs=True)
-        settings = rows.tokenizer, made.truncated, rows.splits.findings
-        health = measured_once([made.folder.name], lambda: measure(made.rows, *settings))
-        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *warning_notes(health.findings)])
-        summary = "\n".join(filter(None, (language_table(health.languages), made.summary)))
+        made = tokenise_documents(rows.splits, rows.cutter)
         origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
         datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
-        of_run = *datasets, made.location, made.folder, list(notes), summary
+        of_run = *datasets, made.location, made.folder, [*rows.splits.notes, *made.notes], made.summary
         train = made.rows["train"]
         facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
-        return Tokens(*of_run, origins=origins, scores=SCORES, health=health, facts=facts)
+        return Tokens(*of_run, origins=origins, scores=SCORES, facts=facts)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, sources = plan.data, {}
@@ -128,7 +121,7 @@ class RawText(Task[TextRows, Data, Training]):
         rows = self._read(asked, Inputs(tokenizer, sources or None), problems)
         problems.raise_any()
         assert rows is not None
-        made = tokenise_documents(rows.splits, rows.cutter, packs=False)
+        made = tokenise_documents(rows.splits, rows.cutter)
         keep_rejected(made.folder, plan.output_dir, plan.launch.rank)
         return TestTokens(made.datasets["test"], [*rows.splits.notes, *made.notes], origins_of(made, "test"))
 
@@ -154,13 +147,7 @@ class GuessedTokens(Objective):
         return replace(found, loss=found.overall.scores["loss"].value)
 
     def metrics(self, found: Breakdown) -> dict[str, Any]:
-        def scores(group: Group) -> dict[str, float]:
-            return group.counts | {name: group.scores[name].value for name in SCORES}
-
-        return block_of(found, scores)
-
-    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return {name: block[name] for name in SCORES}
+        return block_of(found, lambda group: group.counts | {name: group.scores[name].value for name in SCORES})
 
 
 Plan = RunPlan[MaskedTextArguments, Args]

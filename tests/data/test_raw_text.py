@@ -18,7 +18,7 @@ from indictune.models import builtin
 from indictune.models.load import load_tokenizer
 from indictune.preflight.checks import read_rows
 from indictune.preflight.derive import plan_of_rows
-from indictune.tasks.causal_text import CausalText
+from indictune.tasks.chat import CausalText
 from indictune.tasks.protocol import Tokens
 from indictune.tasks.raw_text import MaskedText, TextRows
 from tests.plans import codes

@@ -19,7 +19,7 @@ from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import NOT_THINKING, choose_template, tokenised_chats
 from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
 from indictune.data.chat.messages import Message
-from indictune.data.packing import TokenRows, pack_table, shares_of_cut
+from indictune.data.packing import TokenRows, pack_table
 from indictune.data.read.row_sources import SPLITS
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, tokenizer_parts
@@ -100,7 +100,9 @@ def tokenise_chat_splits(
         if "train" in splits.rows:
             tokens = map_table(folder / "train.arrow")
             is_cut = pc.greater(tokens["full_length"], args.max_length)
-            truncated = shares_of_cut(tokens["language"], is_cut)
+            by_language = pa.table([tokens["language"], is_cut], ["language", "cut"]).group_by("language")
+            shares = by_language.aggregate([("cut", "mean")]).to_pylist()
+            truncated = {each["language"]: each["cut_mean"] for each in shares}
         if packing:
             summary = pack_table(folder / "train.arrow", args.max_length)
         return {"summary": summary, "notes": notes, "truncated": truncated}
