@@ -49,13 +49,11 @@ class VocabularyFlags(RawTextForm):
     output_dir: str = flag("", "Gets the model and its tokenizer. Must not exist, or be empty.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no texts, no folder, and no tokens."""
+        """Refuse no texts and no folder."""
         yield from super().check()
         for name in ("train_file", "output_dir"):
             if not getattr(self, name):
                 yield problem("argument-missing", f"--{name}", usage=self.needed[1])
-        if self.tokens < 1:
-            yield problem("expected-at-least", "--tokens", self.tokens, smallest=1)
 
 
 def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
@@ -76,8 +74,10 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
     assert config is not None
     assert documents is not None
     assert form is not None
-    scripts = _split_badly(documents.texts, old, args.min_tokens_per_word)
-    pieces = learn_pieces(documents.texts, old, form, scripts, args.tokens)
+    before = _counts(documents, old)
+    scripts = {script for (_, script), of in before.items() if of["tokens"] >= args.min_tokens_per_word * of["words"]}
+    scripts -= {NO_LETTERS}
+    pieces = learn_pieces(documents.texts, old, form, lambda word: script_of(word) in scripts, args.tokens)
     if not pieces:
         listed = ", ".join(sorted(scripts)) or "there is none"
         raise UserError("no-pieces-learned", "--train_file", args.train_file, texts=MIN_TEXTS, scripts=listed)
@@ -94,7 +94,7 @@ def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
         match_config_mode(folder)
         after = read_tokenizer(ModelArguments(str(folder)), "--output_dir")
         _check_grown(documents.texts, old, after, {*parts})
-    print(printable(f"{_tokens_table(documents, old, after)}\n"))
+    print(printable(f"{_tokens_table(before, _counts(documents, after))}\n"))
     print(printable(f"{args.output_dir}: {args.model} with {len(parts):,} more tokens."))
     return 0
 
@@ -107,42 +107,35 @@ def _documents(args: VocabularyFlags) -> StoredRows:
     return found.rows["train"]
 
 
-def _ids(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The tokens of each text, without special ones."""
-    for text in texts:
-        yield cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+Counts = dict[tuple[str, str], Counter[str]]
 
 
-def _split_badly(texts: Iterable[str], tokenizer: Tokenizer, least: float) -> set[str]:
-    """The scripts whose words have at least so many tokens on average, each distinct word counted once."""
-    words = sorted({word for text in texts for word in text.split()})
-    tokens, count = Counter[str](), Counter[str]()
-    for word, ids in zip(words, _ids(words, tokenizer), strict=True):
-        script = script_of(word)
-        tokens[script] += len(ids)
-        count[script] += 1
-    return {script for script in count if script != NO_LETTERS and tokens[script] >= least * count[script]}
-
-
-def _tokens_table(documents: StoredRows, *tokenizers: Tokenizer) -> str:
-    """Tokens a word of each language and script, by the old tokenizer and by the new one."""
+def _counts(documents: StoredRows, tokenizer: Tokenizer) -> Counts:
+    """Texts, words and tokens of each language and script."""
     found = defaultdict[tuple[str, str], Counter[str]](Counter)
-    columns = [_ids(documents.texts, tokenizer) for tokenizer in tokenizers]
-    languages = documents.table["language"].to_pylist()
-    for language, text, old, new in zip(languages, documents.texts, *columns, strict=True):
-        counts = {"texts": 1, "words": len(text.split()), "old": len(old), "new": len(new)}
-        found[language, script_of(text)].update(counts)
+    for language, text in zip(documents.table["language"].to_pylist(), documents.texts, strict=True):
+        of_text = {"texts": 1, "words": len(text.split()), "tokens": len(_ids(text, tokenizer))}
+        found[language, script_of(text)].update(of_text)
+    return found
+
+
+def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    return cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _tokens_table(before: Counts, after: Counts) -> str:
     rows = []
-    for (language, script), of in sorted(found.items()):
-        ratios = (f"{of[name] / max(of['words'], 1):.2f}" for name in ("old", "new"))
+    for (language, script), of in sorted(before.items()):
+        tokens = of["tokens"], after[language, script]["tokens"]
+        ratios = (f"{each / max(of['words'], 1):.2f}" for each in tokens)
         rows.append([shown_language(language), script, f"{of['texts']:,}", *ratios])
     return table(["language", "script", "texts", "tokens a word before", "after"], rows)
 
 
 def _check_grown(texts: Iterable[str], old: Tokenizer, new: Tokenizer, added: set[int]) -> None:
     """Refuse a tokenizer that reads texts without new pieces otherwise, or decodes to something else."""
-    sample = list(islice(texts, _TRIED))
-    for text, before, ids in zip(sample, _ids(sample, old), _ids(sample, new), strict=True):
+    for text in islice(texts, _TRIED):
+        before, ids = _ids(text, old), _ids(text, new)
         if (before != ids and added.isdisjoint(ids)) or new.decode(ids) != old.decode(before):
             reason = f"with new pieces it would read {text[:_SHOWN]!r} otherwise than they are written"
             raise UserError("tokenizer-cannot-grow", "--model", old.name_or_path, reason=reason)

@@ -29,6 +29,7 @@ _AT_LEAST_0 = (
 )
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
 AT_LEAST = {
+    "tokens": 1,  # that a vocabulary gets
     "max_length": 3,  # two tokens are special
     "folds": 2,
     "vocabulary_from_train": 2_000,  # single characters take half of it
@@ -37,10 +38,8 @@ AT_LEAST = {
 }
 
 # Fields that hold a share or a probability, below 1. None is allowed.
-SHARES = (
-    *("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split"),
-    "mlm_probability",
-)
+SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
+SHARES += ("mlm_probability",)
 
 # Fields that hold the largest share that is accepted: 1 accepts all. None is allowed.
 LIMITS = ("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share")
@@ -112,10 +111,19 @@ class FileFormArguments(Checked):
 
 
 @dataclass
-class TextArguments(FileFormArguments):
-    """How the rows of a file are read."""
+class TextColumns(FileFormArguments):
+    """Which columns hold the texts and their languages."""
 
     text_column: str = flag("text", "Column with the text.")
+    language_column: str | None = flag(
+        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
+    )
+
+
+@dataclass
+class TextArguments(TextColumns):
+    """How the rows of a file are read."""
+
     text_pair_column: str | None = flag(
         None, "Column with a second text, such as a hypothesis: the model reads both, and labels the pair."
     )
@@ -127,9 +135,6 @@ class TextArguments(FileFormArguments):
     )
     keep_label_spellings: bool = flag(
         False, "Keep labels apart that differ in case, or in spaces, underscores and hyphens between their words."
-    )
-    language_column: str | None = flag(
-        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
     )
     max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
     long_text: LongText = flag(
@@ -201,13 +206,9 @@ class BadRowArguments(Checked):
 
 
 @dataclass
-class RawTextForm(FileFormArguments, BadRowArguments):
+class RawTextForm(TextColumns, BadRowArguments):
     """How files hold documents of raw text."""
 
-    text_column: str = flag("text", "Column with the text.")
-    language_column: str | None = flag(
-        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
-    )
     txt_documents: Literal["blocks", "lines"] = flag(
         "blocks", "What a document of a txt file of raw text is: a block between blank lines, or a line."
     )

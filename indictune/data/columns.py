@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.config.shared_arguments import FileFormArguments, TextArguments
+from indictune.config.shared_arguments import FileFormArguments, RawTextForm, TextArguments, TextColumns
 from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError, problem
 
@@ -90,10 +90,18 @@ def wanted_columns(args: TextArguments, *lists: str) -> Wanted:
     named = args.label_column
     labels = {"label": named} if isinstance(named, str) else {f"{FLAG_OF_LABEL}{each}": each for each in named}
     pair = {} if args.text_pair_column is None else {"text_pair": args.text_pair_column}
-    required, optional = {"text": args.text_column, **labels, **pair}, {"language": "language"}
-    if args.language_column is not None:
-        required, optional = required | {"language": args.language_column}, {}
-    return Wanted(required, optional, lists, **layout_of(args))
+    return _with_language(args, {"text": args.text_column, **labels, **pair}, lists)
+
+
+def document_columns(args: RawTextForm) -> Wanted:
+    """The columns of raw text that the flags name."""
+    return _with_language(args, {"text": args.text_column})
+
+
+def _with_language(args: TextColumns, required: dict[str, str], lists: tuple[str, ...] = ()) -> Wanted:
+    if args.language_column is None:
+        return Wanted(required, {"language": "language"}, lists, **layout_of(args))
+    return Wanted(required | {"language": args.language_column}, {}, lists, **layout_of(args))
 
 
 def normalise_label(label: str | None) -> str | None:

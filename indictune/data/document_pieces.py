@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -55,13 +55,6 @@ class Masking:
     probability: float
     mask_id: int
     others: np.ndarray
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, probability: float) -> Masking:
-        """The masking by a tokenizer that has a mask."""
-        assert tokenizer.mask_token_id is not None
-        ids = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
-        return cls(probability, int(tokenizer.mask_token_id), np.array(sorted(ids)))
 
     def apply(self, ids: np.ndarray, words: np.ndarray, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Mask random whole words up to the share of their tokens, one word at least.
@@ -145,7 +138,11 @@ class Cutter:
             raise UserError("tokenizer-not-for-raw-text", "--model_name_or_path", tokenizer.name_or_path)
         if mlm_probability is not None and max_length <= specials:
             raise UserError("no-room-for-text", "--max_length", max_length, specials=specials)
-        return cls(tokenizer, max_length, None if mlm_probability is None else Masking.of(tokenizer, mlm_probability))
+        if mlm_probability is None:
+            return cls(tokenizer, max_length, None)
+        others = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+        masking = Masking(mlm_probability, cast(int, tokenizer.mask_token_id), np.array(sorted(others)))
+        return cls(tokenizer, max_length, masking)
 
     def pieces(self, texts: list[str]) -> Iterator[Piece]:
         """The pieces of documents that have something to predict. Special tokens are around each piece of a masked

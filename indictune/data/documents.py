@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from indictune.config.shared_arguments import RawTextForm
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import Wanted, layout_of
+from indictune.data.columns import document_columns
 from indictune.data.read.open_files import decoded_lines
 from indictune.data.read.read_files import Record, SplitFiles, checked_extension, checked_rows
 from indictune.data.read.row_sources import Read, SplitRows
@@ -22,14 +22,6 @@ _BINARY = r"[\x00-\x08\x0e-\x1b\x7f]"
 _AT_ONCE = 1_000  # documents of a txt file
 _LONGEST = 1_000_000  # characters; a longer block of a txt file is several documents, which end with its lines
 _TXT = ".txt"
-
-
-def document_columns(args: RawTextForm) -> Wanted:
-    """The columns of raw text that the flags name."""
-    required, optional = {"text": args.text_column}, {"language": "language"}
-    if args.language_column is not None:
-        required, optional = required | {"language": args.language_column}, {}
-    return Wanted(required, optional, **layout_of(args))
 
 
 def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:

@@ -23,8 +23,7 @@ from indictune.data.cache import (
     with_progress,
     write_table,
 )
-from indictune.data.columns import BETWEEN_TEXTS, Wanted, wanted_columns
-from indictune.data.documents import document_columns
+from indictune.data.columns import BETWEEN_TEXTS, Wanted, document_columns, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
 from indictune.data.label_names import LabelNames, likely_label_map

@@ -303,9 +303,8 @@ def answers(losses: np.ndarray, tokens: np.ndarray, right: np.ndarray) -> Scorer
 def guessed_texts(losses: np.ndarray, tokens: np.ndarray, characters: np.ndarray) -> Scorer:
     """Scores of a language model on raw text: loss a token in nats, perplexity, and bits a character.
 
-    Perplexity is e to the loss. Bits a character are the summed loss over ln 2 and the characters of the tokens that
-    count: unlike the others they can be compared between tokenizers. `losses` are summed cross-entropies in nats, and
-    `tokens` and `characters` those that count, each [rows].
+    Bits a character are the summed loss over ln 2 and the characters: they can be compared between tokenizers.
+    `losses` are summed cross-entropies in nats, `tokens` and `characters` those that count, each [rows].
     """
 
     def group(rows: np.ndarray, draws: int = RESAMPLES) -> Group:

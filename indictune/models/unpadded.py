@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -186,28 +186,25 @@ def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id
 MASKED = ("albert", "bert", "modernbert", "roberta", "xlm-roberta")
 
 
-class MaskedStates:
-    """Hooks that let a masked language model compute the head of some tokens alone.
+def choose_masked(model: nn.Module, joins: bool) -> None:
+    """Let a masked language model compute the head of some tokens alone, and with `joins` keep joined rows apart.
 
     The head has as many outputs as the vocabulary: for all tokens they would take several times the memory of the
     model. A call gives the tokens as `masked_places`, int64 [masked], which count over the flattened `input_ids`. Its
     logits are [1, masked, vocabulary]. A call without them is as before.
     """
+    own, places = cast(Any, model), list[torch.Tensor | None]()
+    if joins:
+        own.set_attn_implementation(ATTENTION)
 
-    def __init__(self, model: nn.Module, joins: bool) -> None:
-        self._places: torch.Tensor | None = None
-        own: Any = without_adapter(model)
-        if joins:
-            own.set_attn_implementation(ATTENTION)
-        own.register_forward_pre_hook(self._take, with_kwargs=True)
-        own.base_model.register_forward_hook(self._choose)
-
-    def _take(self, _module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self._places = given.pop("masked_places", None)
+    def take(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        places[:] = [given.pop("masked_places", None)]
         return args, given
 
-    def _choose(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        if self._places is not None:
-            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._places][None]
-            self._places = None
+    def choose(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        if places and places[0] is not None:
+            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places[0]][None]
         return output
+
+    own.register_forward_pre_hook(take, with_kwargs=True)
+    own.base_model.register_forward_hook(choose)

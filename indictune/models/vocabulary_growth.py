@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from tokenizers.trainers import WordPieceTrainer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from indictune.data.languages import script_of
 from indictune.errors import UserError
 from indictune.models.builtin import CountedWords, untrained_word_pieces
 
@@ -44,9 +43,9 @@ def form_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
 
 
 def learn_pieces(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, form: str, scripts: Collection[str], wanted: int
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, form: str, is_learned: Callable[[str], bool], wanted: int
 ) -> dict[str, list[int]]:
-    """The most frequent pieces of words of some scripts, at most so many -> the tokens that each replaces.
+    """The most frequent pieces of words that are learned, at most so many -> the tokens that each replaces.
 
     As in a built-in vocabulary, a piece is in five different texts, has no digit, and comes from no user name.
     """
@@ -55,7 +54,7 @@ def learn_pieces(
     words = CountedWords(backend, MIN_TEXTS)
     for text in texts:
         normal = text if normalizer is None else normalizer.normalize_str(text)
-        words.add(" ".join(word for word in normal.split() if script_of(word) in scripts))
+        words.add(" ".join(word for word in normal.split() if is_learned(word)))
     letters = sorted({letter for word in words.counts for letter in word})
     trainer = WordPieceTrainer(
         vocab_size=2 * len(letters) + len(tokenizer) + wanted,

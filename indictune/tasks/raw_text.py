@@ -32,7 +32,7 @@ from indictune.evaluation.breakdown import Breakdown, block_of, break_down
 from indictune.evaluation.scorers import guessed_texts
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.models.task_models import check_shapes, load_masked
-from indictune.models.unpadded import ATTENTIONS, MASKED, MaskedStates, uncounted_token, why_not_joined
+from indictune.models.unpadded import ATTENTIONS, MASKED, choose_masked, uncounted_token, why_not_joined
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.protocol import (
     Batch,
@@ -200,7 +200,7 @@ class MaskedTokens(GuessedTokens):
         self._padding = tokenizer.pad_token_id, tokenizer.padding_side
 
     def prepare(self, model: nn.Module, padded: bool) -> None:
-        MaskedStates(model, joins=not padded)
+        choose_masked(model, joins=not padded)
 
     def collator(self, evaluating: bool) -> Collator:
         if evaluating:

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, DistilBertConfig
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.document_pieces import PLACES, Masking, MaskWords
-from indictune.models.unpadded import MASKED, MaskedStates, uncounted_token
+from indictune.models.unpadded import MASKED, choose_masked, uncounted_token
 from indictune.tasks.loss import ExactLoss
 from tests.models.tiny import CONFIGS, SMALL
 
@@ -56,7 +56,7 @@ def test_loss_and_gradients_of_packed_rows_are_those_of_padded_documents(model_t
     count = (labels >= 0).sum()
     expected = ExactLoss()(model(**padded), labels, count)
     expected_gradients = gradients(model, expected)
-    MaskedStates(model, joins=True)
+    choose_masked(model, joins=True)
     labels = joined.pop("labels")
     outputs = model(**joined)
     assert outputs.logits.shape == (1, int(count), 128)
@@ -76,5 +76,5 @@ def test_a_padded_model_of_another_type_computes_masked_tokens_alone_too() -> No
     model: Any = AutoModelForMaskedLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     ids, places = torch.randint(5, 120, (2, 7)), torch.tensor([1, 9, 13])
     expected = model(input_ids=ids).logits.flatten(0, 1)[places]
-    MaskedStates(model, joins=False)
+    choose_masked(model, joins=False)
     torch.testing.assert_close(model(input_ids=ids, masked_places=places).logits[0], expected)
