@@ -30,8 +30,7 @@ from docs import (
 )
 from indictune.commands import VERBS
 from indictune.errors import catalogue
-from indictune.tasks.causal_text import CausalText
-from indictune.tasks.chat import Chat
+from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.raw_text import MaskedText
 from indictune.tasks.tokens import TokenClassification

@@ -22,7 +22,8 @@ from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.document_pieces import PLACES, Cutter, Masking, MaskWords, tokenise_documents
 from indictune.data.documents import BUILTIN_TEXTS, document_reader
-from indictune.data.health.row_health import check_unknown
+from indictune.data.health.findings import warning_notes
+from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
 from indictune.data.load_rows import load_documents
 from indictune.data.packing import TextsOfRows, TokenRows
 from indictune.data.read.row_sources import file_source, sources_by_split
@@ -107,12 +108,16 @@ class RawText(Task[TextRows, Data, Training]):
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
         made = tokenise_documents(rows.splits, rows.cutter)
+        of_rows = made.rows, rows.tokenizer, dict[str, float](), rows.splits.findings  # no text loses its end
+        health = measured_once([made.folder.name], lambda: measure(*of_rows))
+        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *warning_notes(health.findings)])
+        summary = f"{language_table(health.languages)}\n{made.summary}"
         origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
         datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
-        of_run = *datasets, made.location, made.folder, [*rows.splits.notes, *made.notes], made.summary
+        of_run = *datasets, made.location, made.folder, list(notes), summary
         train = made.rows["train"]
         facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
-        return Tokens(*of_run, origins=origins, scores=SCORES, facts=facts)
+        return Tokens(*of_run, origins=origins, scores=SCORES, health=health, facts=facts)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, sources = plan.data, {}
