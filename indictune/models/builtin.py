@@ -31,7 +31,6 @@ from transformers import (
 from indictune.data.text.cleaning import PRIVATE, clean
 from indictune.errors import UserError
 from indictune.files import cache_folder, kept_in, locked
-from indictune.models import fetched
 
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -311,12 +310,14 @@ def resolve(model_name_or_path: str) -> str:
     Raises:
         UserError: `no-such-name`, `weights-not-fetched`, or the cache's folder cannot be written.
     """
-    if model_name_or_path == fetched.NAME:
-        return fetched.fetched_model()
-    if not model_name_or_path.startswith((PREFIX, fetched.PREFIX)):
+    if not model_name_or_path.startswith((PREFIX, "fetched:")):
         return model_name_or_path
     name = model_name_or_path.removeprefix(PREFIX)
     if name not in MODELS:
+        from indictune.models import fetched  # few runs need it
+
+        if name == fetched.NAME:
+            return fetched.fetched_model()
         known = ", ".join([*(f"{PREFIX}{other}" for other in MODELS), fetched.NAME])
         raise UserError("no-such-name", "--model_name_or_path", model_name_or_path, kind="built-in model", known=known)
     texts = MODELS[name].texts()
@@ -340,6 +341,8 @@ def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
 
 def builtin_name(path: str) -> str:
     """The name of a built-in or fetched model in a folder, the same on every machine. Other paths are unchanged."""
+    from indictune.models import fetched
+
     if Path(path) == fetched.fetched_folder():
         return fetched.NAME
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]

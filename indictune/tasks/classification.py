@@ -23,13 +23,13 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.health.findings import warning_notes
-from indictune.data.health.row_health import RowHealth, check_unknown, measure, measured_once
+from indictune.data.health.row_health import check_unknown, measure, measured_once
 from indictune.data.labels import MULTI_LABEL, REGRESSION, as_tensor, class_weights, given_weights, label_counts
 from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.data.read.row_sources import gives_lists_of_labels, text_sources
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.data.text.pairs import read_pairs
-from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length
+from indictune.data.text.tokenisation import tokenise_splits, tokenizer_parts, usual_length, with_soft_labels
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import RATIOS, WORST, Breakdown, break_down, label_block, mean_loss, without_markup
 from indictune.evaluation.scorers import best_threshold, numbers, one_label, several_labels
@@ -49,8 +49,8 @@ from indictune.models.task_models import (
     recorded_reading,
     with_vocabulary,
 )
-from indictune.models.unpadded import padding_notes, pads, uncounted_token
-from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, read_texts, row_losses
+from indictune.models.unpadded import classify_unpadded, padding_notes, pads, uncounted_token
+from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, SharedLoss, SoftLabelLoss, read_texts
 from indictune.tasks.protocol import (
     Batch,
     Collator,
@@ -65,7 +65,6 @@ from indictune.tasks.protocol import (
     Tokens,
     row_facts,
 )
-from indictune.tasks.soft_labels import SoftLabelLoss, check_soft_labels, with_soft_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -102,6 +101,10 @@ class TextObjective(Objective):
         """The label of each class id, in the order of the ids."""
         return class_names(self.config)
 
+    def prepare(self, model: nn.Module, padded: bool) -> None:
+        if not padded:
+            classify_unpadded(model)
+
     def collator(self, evaluating: bool) -> Collator:
         if not (self.padded or evaluating):
             return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
@@ -131,7 +134,7 @@ class SingleLabel(TextObjective):
         """The predicted label, the loss, and the log probability of that label, or of all of them [rows, labels]."""
         logits, labels = read_texts(model, inputs)
         scores = logits.float().log_softmax(-1)
-        return logits.argmax(-1), row_losses(logits, labels), scores if self.keeps_scores else scores.amax(-1)
+        return logits.argmax(-1), ExactLoss.each(logits, labels), scores if self.keeps_scores else scores.amax(-1)
 
     def fit(self, dataset: Dataset, results: Results) -> None:
         if self.keeps_scores:
@@ -242,8 +245,7 @@ ONE_OF_MANY = ("macro_f1", "macro_precision", "macro_recall", "accuracy")
 
 @dataclass(frozen=True)
 class ClassifiedRows:
-    """The rows of a run, the model whose tokenizer reads them, the labels in the order of the class ids, and their
-    weights in the loss, None if equal."""
+    """The rows of a run, the model whose tokenizer reads them, the labels by class id, and weights if unequal."""
 
     splits: Splits[StoredRows]
     model: ModelArguments
@@ -269,20 +271,23 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert plan.model_config is not None
         kind = AutoModelForSequenceClassification
         found = problems_of(check_shapes, kind, plan.model, plan.model_config, HEAD_NAMES)
-        training, mode = plan.training, plan.data.problem_type
+        training, mode, soft = plan.training, plan.data.problem_type, plan.training.soft_label_column
         found += problems_of(self.pads, plan) if training.padding_free == "on" else []
-        is_soft = training.soft_label_column is not None or training.soft_label_temperature != 2
-        found += check_soft_labels(plan) if is_soft else []
+        if soft is not None and not known_labels(plan.model_config):
+            found.append(problem("soft-labels-unnamed", "--soft_label_column", soft))
+        if soft is None and (temperature := training.soft_label_temperature) != 2:
+            found.append(problem("no-effect", "--soft_label_temperature", temperature, other="no --soft_label_column"))
         given = {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
-        if mode in METRICS:
+        given["--soft_label_column"] = soft is not None and mode in METRICS
+        if mode in METRICS or soft is not None:
             given["--baseline"] = training.baseline and "baseline" in plan.recipe.values
             given["--class_weights"] = training.class_weights is not None
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
         given["--max_conflict_share"] = mode == REGRESSION and plan.data.max_conflict_share is not None
         given["--keep_label_spellings"] = mode == REGRESSION and plan.data.keep_label_spellings
         given["--label_column"] = mode != MULTI_LABEL and not isinstance(plan.data.label_column, str)
-        shown = {"baseline": "true", "label_column": plan.data.label_columns}
-        values, other = vars(training) | vars(plan.data) | shown, f"--problem_type {mode}"
+        values = {**vars(training), **vars(plan.data), "baseline": "true", "label_column": plan.data.label_columns}
+        other = f"--problem_type {mode}" if mode in METRICS or soft is None else f"--soft_label_column {soft}"
         useless = [flag for flag, is_given in given.items() if is_given]
         return found + [problem("no-effect", flag, values[flag.removeprefix("--")], other=other) for flag in useless]
 
@@ -337,11 +342,13 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         splits, train, max_length = rows.splits, rows.splits.rows["train"], plan.data.max_length
         if isinstance(max_length, str):
             max_length = usual_length(train.table["text"], rows.tokenizer, positions_of(plan.model_config))
-        settings = max_length, plan.data.problem_type, plan.data.long_text
-        datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
+        mode, long_text = plan.data.problem_type, plan.data.long_text
+        datasets = tokenise_splits(splits, rows.tokenizer, rows.labels, max_length, mode, long_text)
         if (column := plan.training.soft_label_column) is not None:
-            datasets["train"] = with_soft_labels(datasets["train"], train, column, rows.labels)
-        health = _health(plan, rows, max_length)
+            datasets["train"] = with_soft_labels(datasets["train"], train, column, len(rows.labels))
+        of_health = [splits.folder.name, tokenizer_parts(rows.tokenizer), max_length, mode, long_text]
+        cut = sys.maxsize if long_text == "window" else max_length
+        health = measured_once(of_health, lambda: measure(splits.rows, rows.tokenizer, cut, splits.findings, mode))
         notes = list(dict.fromkeys([*splits.notes, *warning_notes(health.findings)]))
         origins = {split: Origins(each.location, each.texts) for split, each in splits.rows.items()}
         made = datasets["train"], datasets.get("validation"), datasets.get("test")
@@ -391,10 +398,3 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
         origins = Origins(test.rows["test"].location, test.rows["test"].texts)
         return TestTokens(dataset, [*test.notes, *padding_notes(config, trains=False)], origins)
-
-
-def _health(plan: Plan, rows: ClassifiedRows, max_length: int) -> RowHealth:
-    data, splits, tokenizer = plan.data, rows.splits, rows.tokenizer
-    parts = [splits.folder.name, tokenizer_parts(tokenizer), max_length, data.long_text, data.problem_type]
-    cut = sys.maxsize if data.long_text == "window" else max_length
-    return measured_once(parts, lambda: measure(splits.rows, tokenizer, cut, splits.findings, data.problem_type))

@@ -69,6 +69,11 @@ class ExactLoss(SharedLoss):
         )
         return losses.sum()
 
+    @staticmethod
+    def each(logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row in evaluations, float32 [rows]: without weights or smoothing."""
+        return functional.cross_entropy(logits.float(), labels, reduction="none")
+
 
 class RegressionLoss(SharedLoss):
     """Squared error of rows, or with `kind="huber"` the Huber error, which grows linearly above 1."""
@@ -84,6 +89,23 @@ class RegressionLoss(SharedLoss):
         """The error of each row, float32 [rows]."""
         error = functional.huber_loss if self.kind == "huber" else functional.mse_loss
         return error(logits[:, 0].float(), labels.float(), reduction="none")
+
+
+class SoftLabelLoss(SharedLoss):
+    """Kullback-Leibler divergence of a teacher's distribution and the model's at a temperature, times its square.
+
+    Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), section 2: the square keeps the
+    size of the gradients as the temperature changes.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of `logits` and the teacher's, `labels`, [rows, labels] each. The Trainer counts all labels of a row."""
+        teacher, model = ((each / self.temperature).log_softmax(-1) for each in (labels.float(), logits))
+        of_rows = functional.kl_div(model, teacher, reduction="none", log_target=True).sum(-1)
+        return (of_rows * (labels[:, 0] != IGNORED_LABEL)).sum() * self.temperature**2 * labels.shape[1]
 
 
 class MultiLabelLoss(SharedLoss):
@@ -126,8 +148,3 @@ def read_texts(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Ten
     labels, windows = inputs.pop("labels"), inputs.pop("windows", None)
     logits: Tensor = model(**inputs).logits
     return (logits if windows is None else mean_of_windows(logits, windows)), labels
-
-
-def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each row, float32 [rows], without weights or smoothing: the loss of evaluations."""
-    return functional.cross_entropy(logits.float(), labels, reduction="none")

@@ -22,7 +22,6 @@ from indictune.data.languages import scripts_of
 from indictune.errors import Problem, Problems
 from indictune.evaluation.breakdown import Breakdown, RowFacts, block_of
 from indictune.models.load import Model, load_trained
-from indictune.models.unpadded import classify_unpadded
 from indictune.tasks.loss import SharedLoss
 
 if TYPE_CHECKING:
@@ -51,10 +50,8 @@ class Objective(ABC):
     loss: SharedLoss | None = None  # of a micro-batch; None if the trainer has its own
     keeps_scores: bool = False  # whether `measure` keeps all that `predictions` and `breakdown` need
 
-    def prepare(self, model: nn.Module, padded: bool) -> None:
-        """Let a model read the batches of the collator, before its trainer has it; by default as a classifier."""
-        if not padded:
-            classify_unpadded(model)
+    def prepare(self, model: nn.Module, padded: bool) -> None:  # noqa: B027, a chat's trainer has prepared its model
+        """Let a model read the batches of the collator, before its trainer has it."""
 
     @abstractmethod
     def collator(self, evaluating: bool) -> Collator:

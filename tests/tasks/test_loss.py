@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from indictune.data.collation import IGNORED_LABEL
-from indictune.tasks.loss import ExactLoss, row_losses
+from indictune.tasks.loss import ExactLoss
 
 WEIGHTS = torch.tensor([0.5, 2.0, 1.25])
 
@@ -111,6 +111,6 @@ def test_a_trainer_that_does_not_count_the_rows_is_refused() -> None:
 
 def test_evaluation_reports_the_plain_loss_of_each_row() -> None:
     logits = torch.log(torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]]))
-    losses = row_losses(logits.double(), torch.tensor([1, 0, IGNORED_LABEL]))
+    losses = ExactLoss.each(logits.double(), torch.tensor([1, 0, IGNORED_LABEL]))
     assert losses.dtype == torch.float32
     assert losses.tolist() == pytest.approx([1.3862944, 0.6931472, 0.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +18,11 @@ from indictune.config.recipe import read_recipe
 from indictune.data.bad_rows import LINES_PER_FILE
 from indictune.data.cache import StoredRows
 from indictune.data.collation import IGNORED_LABEL, PadToLongest
+from indictune.data.text.tokenisation import with_soft_labels
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.classification import Classification
-from indictune.tasks.soft_labels import SoftLabelLoss, check_soft_labels, with_soft_labels
+from indictune.tasks.loss import SoftLabelLoss
 from tests.refusals import refused
-
-LABELS = ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 9])
@@ -62,10 +60,10 @@ def test_each_row_gets_the_logits_of_its_line_also_of_several_files(tmp_path: Pa
     ]
     lines = [2 * LINES_PER_FILE + 1, LINES_PER_FILE + 2, LINES_PER_FILE + 2]
     rows = StoredRows(pa.table({"line": lines}), "two files", "--train_file", files)
-    soft = with_soft_labels(Dataset.from_dict({"labels": [0, 1, 2]}), rows, "logits", LABELS)
+    soft = with_soft_labels(Dataset.from_dict({"labels": [0, 1, 2]}), rows, "logits", 3)
     assert soft["labels"][:] == [[100.5, 0, 107], [0, 0, 5], [0, 0, 5]]
     one = StoredRows(pa.table({"line": [2]}), files[0], "--train_file")
-    assert with_soft_labels(Dataset.from_dict({"labels": [0]}), one, "logits", LABELS)["labels"][:] == [[0, 0, 5]]
+    assert with_soft_labels(Dataset.from_dict({"labels": [0]}), one, "logits", 3)["labels"][:] == [[0, 0, 5]]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_each_row_gets_the_logits_of_its_line_also_of_several_files(tmp_path: Pa
         ("logits", [[1.0, 2]], "3 finite numbers"),
         ("logits", [[1.0, 2, float("nan")]], "3 finite numbers"),
         ("logits", [[1.0, 2], [1.0, 2, 3, 4]], "3 finite numbers"),
-        ("logits", [1.0, 2.0], "float"),
+        ("logits", [1.0, 2.0], "3 finite numbers"),
         ("other", [[1.0, 2, 3]], "other"),
     ],
 )
@@ -84,14 +82,7 @@ def test_a_column_that_is_no_list_of_a_number_for_each_label_is_refused(
     file = parquet(tmp_path / "a.parquet", logits)
     rows = StoredRows(pa.table({"line": [1]}), file, "--train_file")
     with refused("soft-labels-unreadable", reason, file, flag="--soft_label_column"):
-        with_soft_labels(Dataset.from_dict({"labels": [0]}), rows, column, LABELS)
-
-
-def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"logits": [1, 2, 3]}), encoding="utf-8")
-    rows = StoredRows(pa.table({"line": [1]}), str(tmp_path / "a.jsonl"), "--train_file")
-    with refused("soft-labels-unreadable"):
-        with_soft_labels(Dataset.from_dict({"labels": [0]}), rows, "logits", LABELS)
+        with_soft_labels(Dataset.from_dict({"labels": [0]}), rows, column, 3)
 
 
 def test_padded_micro_batches_keep_the_fractions_of_soft_labels() -> None:
@@ -109,16 +100,16 @@ def test_what_has_no_effect_with_soft_labels_is_refused_at_once() -> None:
     plan, _ = plan_of_rows(
         read_recipe([*words, "--soft_label_column", "x"], Classification.arguments), Classification()
     )
-    found = [(each.code, each.flag) for each in check_soft_labels(plan)]
+    found = [(each.code, each.flag) for each in Classification().check(plan)]
     assert sorted(found) == [
         ("no-effect", "--baseline"),
         ("no-effect", "--class_weights"),
         ("no-effect", "--label_smoothing_factor"),
         ("no-effect", "--soft_label_column"),
-        ("soft-labels-without-names", "--soft_label_column"),
+        ("soft-labels-unnamed", "--soft_label_column"),
     ]
     plan, _ = plan_of_rows(
         read_recipe(["--train_file", "a.csv", "--soft_label_temperature", "3"], Classification.arguments),
         Classification(),
     )
-    assert [each.flag for each in check_soft_labels(plan)] == ["--soft_label_temperature"]
+    assert [each.flag for each in Classification().check(plan)] == ["--soft_label_temperature"]

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.shared_arguments import LongText
+from indictune.data.bad_rows import LINES_PER_FILE
 from indictune.data.cache import (
     StoredRows,
     are_pairs,
@@ -31,6 +34,7 @@ from indictune.data.cache import (
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
+from indictune.upstream import digest_of_split
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -173,6 +177,32 @@ def tokenise_splits(
     datasets = {name: mapped_dataset(folder, name) for name in given}
     check_lengths(given, datasets, max_length, long_text)
     return datasets
+
+
+def with_soft_labels(dataset: Dataset, rows: StoredRows, column: str, labels: int) -> Dataset:
+    """The dataset of tokenised `rows` with a teacher's logits as `labels`, float32 [rows, labels].
+
+    They are a column of the rows' parquet files, less the smallest of each row: the distribution is the same, and none
+    of them is `IGNORED_LABEL`. Raises `UserError` if a row has no list of a number for each label.
+    """
+    from datasets import Dataset as Tokenised  # slow to import
+
+    logits = [_logits(file, column, labels) for file in rows.files or [rows.source]]
+    lines, starts = rows.table["line"].to_numpy(), np.cumsum([0, *map(len, logits)])
+    of_rows = np.concatenate(logits)[starts[np.maximum(lines // LINES_PER_FILE - 1, 0)] + lines % LINES_PER_FILE - 1]
+    soft = pa.FixedSizeListArray.from_arrays((of_rows - of_rows.min(1, keepdims=True)).reshape(-1), labels)
+    table = dataset.data.table.drop(["labels"]).append_column("labels", soft)
+    return Tokenised(table, fingerprint=f"{digest_of_split(dataset)}-{column}")
+
+
+def _logits(file: str, column: str, labels: int) -> np.ndarray:
+    """The column of a parquet file, float32 [rows, labels]."""
+    found = np.empty(0)
+    with suppress(pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+        found = np.array(pq.read_table(file, columns=[column])[column].to_pylist(), np.float32)
+    if found.shape[1:] != (labels,) or not np.isfinite(found).all():
+        raise UserError("soft-labels-unreadable", "--soft_label_column", column, file=file, labels=labels)
+    return found
 
 
 def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
