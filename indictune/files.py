@@ -216,17 +216,6 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_once(target: Path, make: Callable[[Path], object]) -> None:
-    """Let `make` write a file or folder whole, at a path of that name, unless it is there. What was cut off goes."""
-    unfinished = target.parent / ".unfinished"
-    if not target.exists():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        make(unfinished / target.name)
-        (unfinished / target.name).rename(target)
-        unfinished.rmdir()
-
-
 def write_yaml(path: Path, content: Mapping[str, Any], chosen: Iterable[str] = ()) -> None:
     """Write YAML whole or not at all: the `chosen` keys in their order, and the others sorted, below a comment."""
     first = {name: content[name] for name in chosen if name in content}

@@ -156,13 +156,15 @@ def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: s
         sys.stdout.flush()
 
 
-def label_file(source: InputFile, classifier: Classifier, output: Path, make: Labeller = label) -> None:
+def label_file(
+    source: InputFile, classifier: Classifier, output: Path, make: Labeller = label, flag: str = _FLAG
+) -> None:
     """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled.
 
-    `make` turns a batch of texts into rows of the output.
+    `make` turns a batch of texts into rows of the output, which `flag` names.
     """
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
-    windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
+    windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS), flag)
     if rank == 0:
         windows.open()
     elif not windows.wait_until_open():
@@ -204,9 +206,10 @@ class LabelledWindows:
     `job` is all that the labels depend on; windows of another job are dropped.
     """
 
-    def __init__(self, output: Path, job: Mapping[str, Any], count: int) -> None:
+    def __init__(self, output: Path, job: Mapping[str, Any], count: int, flag: str = _FLAG) -> None:
         self.output = output
         self.count = count
+        self._flag = flag
         self.folder = output.with_name(f".{output.name}.unfinished")
         self._job = json.dumps(job, ensure_ascii=False, sort_keys=True)
 
@@ -217,7 +220,7 @@ class LabelledWindows:
             try:
                 self._lock = lock_if_possible(self.folder / "lock")
             except Timeout:
-                raise UserError("predict-in-progress", _FLAG, self.output, folder=self.folder) from None
+                raise UserError("predict-in-progress", self._flag, self.output, folder=self.folder) from None
             if not self.is_open():
                 for path in self.folder.glob(f"*{_WINDOW}"):
                     path.unlink()
@@ -238,7 +241,7 @@ class LabelledWindows:
                 return False
             if time.monotonic() - since > WAIT_FOR_RANK_0_S:
                 minutes = round(WAIT_FOR_RANK_0_S / 60)
-                raise UserError("predict-without-rank-0", _FLAG, self.output, folder=self.folder, minutes=minutes)
+                raise UserError("predict-without-rank-0", self._flag, self.output, folder=self.folder, minutes=minutes)
             time.sleep(_LOOK_EVERY_S)
         return True
 
@@ -286,7 +289,7 @@ class LabelledWindows:
             if not kept:
                 shutil.rmtree(self.folder, ignore_errors=True)
             way_out = f"Make room, and repeat the command: it keeps {kept} of {self.count} parts." if kept else None
-            raise UserError("output-not-written", _FLAG, self.output, way_out, reason=error.strerror) from error
+            raise UserError("output-not-written", self._flag, self.output, way_out, reason=error.strerror) from error
 
 
 def check_output(path: str) -> None:

@@ -328,8 +328,8 @@ class SentimentTrainingArguments(IndicTrainingArguments):
     )
     soft_label_column: str | None = flag(
         None,
-        "Column of parquet files with a teacher's logits, a list in the order of the model's labels: a model with a "
-        "head is trained towards that distribution, not towards --label_column. `indictune distil` writes such files.",
+        "Column of parquet files with a teacher's logits, in the order of the model's labels. They are learned, not "
+        "--label_column. `indictune distil` writes such files.",
     )
     soft_label_temperature: float = flag(
         2.0, "Temperature, 1 or more, that divides the logits of teacher and model: a higher one shows more of them."

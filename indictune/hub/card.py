@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown
-from indictune.files import write_whole
+from indictune.files import DISTILLED, json_or_nothing, write_whole
 from indictune.hub.card_facts import (
     GROUPS,
     CardFacts,
@@ -118,6 +118,7 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
 
 def _head(facts: CardFacts) -> dict[str, Any]:
     name = str(facts.settings.get("model_name_or_path") or "")
+    students = json_or_nothing(facts.folder / DISTILLED).get("table")  # of `indictune distil`
     return {
         "title": facts.model.rpartition("/")[2],
         "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
@@ -130,8 +131,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "languages": _listed(map(shown_language, facts.languages)),
         "reading": facts.reading,
         "exported": facts.exported,
-        "distilled": facts.distilled,
-        "students": facts.distilled and fenced(str(facts.distilled.get("table")), "text"),
+        "students": students and fenced(str(students), "text"),
     }
 
 

@@ -26,7 +26,7 @@ from indictune.console_text import shown_language
 from indictune.credentials import NOT_YAML, without_tokens
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown, Group, read_breakdowns
 from indictune.evaluation.uncertainty import Estimate
-from indictune.files import BASELINE, DISTILLED, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
+from indictune.files import BASELINE, EXPORTED, METRICS, RECIPE, REST, json_or_nothing
 from indictune.hub.public_text import without_folders
 from indictune.models import builtin, fetched
 from indictune.models.adapters import base_of, config_file, continues_texts
@@ -80,11 +80,6 @@ class CardFacts:
     def exported(self) -> dict[str, Any]:
         """What `indictune export` recorded; empty for a model that transformers reads."""
         return json_or_nothing(self.folder / EXPORTED)
-
-    @cached_property
-    def distilled(self) -> dict[str, Any]:
-        """What `indictune distil` recorded; empty for a model that is no student."""
-        return json_or_nothing(self.folder / DISTILLED)
 
     @cached_property
     def base(self) -> str | None:

@@ -187,22 +187,19 @@ def with_soft_labels(dataset: Dataset, rows: StoredRows, column: str, labels: in
     """
     from datasets import Dataset as Tokenised  # slow to import
 
-    logits = [_logits(file, column, labels) for file in rows.files or [rows.source]]
+    logits = list[np.ndarray]()
+    for file in rows.files or [rows.source]:
+        found: np.ndarray = np.empty(0)
+        with suppress(pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+            found = np.array(pq.read_table(file, columns=[column])[column].to_pylist(), np.float32)
+        if found.shape[1:] != (labels,) or not np.isfinite(found).all():
+            raise UserError("soft-labels-unreadable", "--soft_label_column", column, file=file, labels=labels)
+        logits.append(found)
     lines, starts = rows.table["line"].to_numpy(), np.cumsum([0, *map(len, logits)])
     of_rows = np.concatenate(logits)[starts[np.maximum(lines // LINES_PER_FILE - 1, 0)] + lines % LINES_PER_FILE - 1]
     soft = pa.FixedSizeListArray.from_arrays((of_rows - of_rows.min(1, keepdims=True)).reshape(-1), labels)
     table = dataset.data.table.drop(["labels"]).append_column("labels", soft)
     return Tokenised(table, fingerprint=f"{digest_of_split(dataset)}-{column}")
-
-
-def _logits(file: str, column: str, labels: int) -> np.ndarray:
-    """The column of a parquet file, float32 [rows, labels]."""
-    found = np.empty(0)
-    with suppress(pa.ArrowException, OSError, ValueError, TypeError, KeyError):
-        found = np.array(pq.read_table(file, columns=[column])[column].to_pylist(), np.float32)
-    if found.shape[1:] != (labels,) or not np.isfinite(found).all():
-        raise UserError("soft-labels-unreadable", "--soft_label_column", column, file=file, labels=labels)
-    return found
 
 
 def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
