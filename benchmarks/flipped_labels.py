@@ -57,14 +57,15 @@ def measure(rows: Sequence[Row], options: argparse.Namespace, flags: Sequence[st
     wrong = {f"{file}:{number + 1}" for number in chosen} & {row["row"] for row in predicted}
     least = sorted(predicted, key=lambda row: float(row["scores"].get(row["label"], 0.0)))
     listed = wrong_labels(predicted)
+    agreeing = sum(max(row["scores"], key=row["scores"].get) == row["label"] for row in predicted)
     return {
         "command": " ".join(command).replace(str(folder), "WORK"),
         "rows": len(predicted),
         "flipped": len(wrong),
-        "listed": len(listed.found),
+        "listed": len(listed.rows),
         "macro_f1_of_the_folds": round(json_or_nothing(out / "sweep.json")["trials"][0]["value"], 4),
-        "agreement_of_the_folds": round(listed.agreement, 4),
-        "confident_learning": found_at([each.row for each in listed.found], wrong),
+        "agreement_of_the_folds": round(agreeing / len(predicted), 4),
+        "confident_learning": found_at([row["row"] for row in listed.rows], wrong),
         "lowest_probability": found_at([row["row"] for row in least], wrong),
         "by_chance": round(len(wrong) / len(predicted), 4),
     }

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from indictune.config.command_line import with_flag
 from indictune.config.plan import unresolved
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
-from indictune.data.cache import StoredRows
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.health.likely_wrong import OUT_OF_FOLD, read_out_of_fold, wrong_labels_in
+from indictune.data.health.likely_wrong import OUT_OF_FOLD, read_out_of_fold, wrong_labels
 from indictune.data.health.row_health import check_health
 from indictune.data.labels import REGRESSION, label_counts
-from indictune.errors import UserError, problems_of
+from indictune.errors import problems_of
 from indictune.models.load import positions_of
 from indictune.tasks.classification import ClassifiedRows
 
@@ -52,15 +51,11 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     if "max_length" not in recipe.values:
         _fit_max_length(recipe, task)
     made, args = prepare_rows(recipe, task), unresolved(InspectFlags, recipe.values)
-    health, wrong = made.tokens.health, None
-    splits = made.rows.splits.rows if isinstance(made.rows, ClassifiedRows) else None
-    if args.from_folds is not None:
-        if splits is None:
-            raise UserError("folds-of-other-task", "--from_folds", args.from_folds, kind=task.name)
-        wrong = wrong_labels_in(read_out_of_fold(Path(args.from_folds) / OUT_OF_FOLD), splits.values())
+    health, folds = made.tokens.health, args.from_folds
+    wrong = None if folds is None else wrong_labels(read_out_of_fold(Path(folds) / OUT_OF_FOLD))
     if args.json:
         content = None if health is None else health.as_json()
-        content = content if wrong is None else {**(content or {}), "likely_wrong": wrong.as_json()}
+        content = content if wrong is None else {**(content or {}), "likely_wrong": asdict(wrong)}
         print(json.dumps(content, indent=2, ensure_ascii=False))
         check_health(health, made.plan.configuration)
         return 0
@@ -69,8 +64,8 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     if health is not None:
         print(printable(f"\n{health}"))
         check_health(health, made.plan.configuration)
-    if splits is not None and (note := few_rows_note(splits["train"], made.plan.configuration.get("problem_type"))):
-        print(printable(f"\n{note}"))
+    if isinstance(made.rows, ClassifiedRows) and made.plan.configuration.get("problem_type") != REGRESSION:
+        print_few_rows(label_counts(made.rows.splits.rows["train"], made.plan.configuration.get("problem_type")))
     if wrong is not None:
         print(printable(f"\n{wrong}"))
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -83,20 +78,19 @@ def run_inspect(flags: Mapping[str, list[str]]) -> int:
     return 0
 
 
-def few_rows_note(train: StoredRows, problem_type: str | None) -> str:
-    """What to expect of labels with few rows, and which recipe suits; empty if there are none."""
-    counts = {} if problem_type == REGRESSION else label_counts(train, problem_type)
+def print_few_rows(counts: Mapping[str, int]) -> None:
+    """Say what to expect of labels with few rows, and which recipe suits."""
     few = sorted((count, label) for label, count in counts.items() if count < _FEW)
-    if not few:
-        return ""
-    shown = ", ".join(f"{label} {count}" for count, label in few[:_MOST_FEW]) + (", ..." if few[_MOST_FEW:] else "")
-    # Half of the 95% interval of a share of one half.
-    all_rows, a_tenth = (min(1.0, 0.98 / math.sqrt(max(1.0, few[0][0] * share))) for share in (1, 0.1))
-    return (
-        f"Labels with fewer than {_FEW} training rows: {shown}. Expect little of a model without pretrained weights. "
-        f"A score of the rarest is uncertain by {all_rows:.0%} if all its rows are scored, and by {a_tenth:.0%} if a "
-        "tenth is held out. recipes/sentiment/small_data.yaml suits. `indictune sweep` with --folds 5 scores all rows."
-    )
+    if few:
+        shown = ", ".join(f"{label} {count}" for count, label in few[:_MOST_FEW]) + (
+            ", ..." if few[_MOST_FEW:] else ""
+        )
+        uncertain = min(1.0, 0.98 / math.sqrt(few[0][0]))  # half of the 95% interval of a share of one half
+        print(
+            f"\nLabels with fewer than {_FEW} training rows: {printable(shown)}. Expect little of a model without "
+            f"pretrained weights. If all rows of the rarest are scored, that score is uncertain by {uncertain:.0%}. "
+            "recipes/sentiment/small_data.yaml suits. `indictune sweep` with --folds 5 scores all rows."
+        )
 
 
 def _fit_max_length(recipe: Any, task: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -179,7 +180,8 @@ def run_one(asked: Asked, name: str, launcher: Launcher, folder: Path) -> Ended:
     """Train under a strategy in a folder of its own, and wait for the end. Its console goes to a file there."""
     folder.mkdir(parents=True)
     command = command_of_run(asked, launcher, folder)
+    began = time.time()
     end = run_in_folder(command, folder, {PARITY_TRACE: str((folder / TRACE).absolute())})
     kept = "" if end.state == "ok" or not end.message.startswith("exit code") else " --output_dir keeps what it said."
-    print(f"indictune: {name} ran for {end.seconds:.0f} s: {end.state}", file=sys.stderr, flush=True)
+    print(f"indictune: {name} ran for {time.time() - began:.0f} s: {end.state}", file=sys.stderr, flush=True)
     return Ended(name, launcher.processes, folder, end.state, f"{end.message}{kept}")

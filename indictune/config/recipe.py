@@ -20,9 +20,9 @@ from indictune.errors import Problems, UserError, problem
 Arguments = TypeVar("Arguments")
 
 # A run's rows come from one source: one of these on the command line drops them all from the recipe.
-_FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
+FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
 DATASET_FIELDS = ("dataset_name", "dataset_config_name", "dataset_revision", "dataset_splits")
-DATA_SOURCE_FIELDS = (*DATASET_FIELDS, *_FILES_OF_ROWS)
+DATA_SOURCE_FIELDS = (*DATASET_FIELDS, *FILES_OF_ROWS)
 
 # Each one lets foreign code run. Only the command line can grant it, not a file.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
@@ -113,7 +113,7 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
         in_file = {name: to_words(value) for name, value in given.items()}
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
-    if any(name in flags for name in ("dataset_name", *_FILES_OF_ROWS)):
+    if any(name in flags for name in ("dataset_name", *FILES_OF_ROWS)):
         in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
 
     values: dict[str, Any] = {}

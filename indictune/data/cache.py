@@ -329,11 +329,6 @@ def leaked_rows(
         yield from (mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False))
 
 
-def text_id(text: str) -> str:
-    """A short digest of a text, which stands for it in files that hold no texts."""
-    return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def text_keys(texts: Iterable[str], salt: str = "-") -> npt.NDArray[np.uint64]:
     """A hash of each text, uint64 [texts]; equal for equal texts. Another salt gives others."""
     digests = (blake2b(text.encode(), digest_size=8, key=salt.encode()).digest() for text in texts)

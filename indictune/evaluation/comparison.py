@@ -17,6 +17,7 @@ from indictune.evaluation.uncertainty import Estimate, estimate, resampled_count
 from indictune.files import PREDICTIONS
 
 _FLAG = "--compare"
+PredictedRow = tuple[str, str, str, str]  # its id, label, predicted label and language
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,7 @@ def macro_f1_of(references: np.ndarray, predictions: np.ndarray, num_labels: int
 
 def _cells(references: np.ndarray, predictions: np.ndarray, num_labels: int) -> tuple[np.ndarray, list[Confusion]]:
     """Rows with one label and the same predictions by all, [classifiers, rows], as a cell: its count, and who says."""
-    columns = np.vstack([references, predictions])
-    codes = np.zeros(len(references), np.int64)
-    for each in columns:
-        codes = np.unique(codes * num_labels + each, return_inverse=True)[1]
-    _, rows, counts = np.unique(codes, return_index=True, return_counts=True)
-    present, *predicted = columns[:, rows]
+    (present, *predicted), counts = np.unique(np.vstack([references, predictions]), axis=1, return_counts=True)
     return counts, [Confusion(present, each, counts, num_labels) for each in predicted]
 
 
@@ -154,7 +150,7 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
     """
     if len(folders) != 2:
         raise UserError("compare-two-runs", _FLAG, " ".join(folders))
-    both = [_read_predictions(Path(folder)) for folder in folders]
+    both = [read_predictions(Path(folder)) for folder in folders]
     # The first that both runs have.
     split = next((split for split in SPLITS if all(split in each for each in both)), None)
     if split is None:
@@ -177,9 +173,9 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-def _read_predictions(folder: Path) -> dict[str, list[tuple[str, str, str, str]]]:
-    """The id, label, predicted label and language of each row that a run has predicted, by split."""
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
+def read_predictions(folder: Path) -> dict[str, list[PredictedRow]]:
+    """The rows that a run has predicted, by split; a `UserError` if it has none with one label a row."""
+    found: dict[str, list[PredictedRow]] = {}
     try:
         with (folder / PREDICTIONS).open(encoding="utf-8") as file:
             for row in map(json.loads, file):

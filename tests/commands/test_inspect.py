@@ -148,9 +148,7 @@ def test_what_to_expect_of_few_rows_is_said(
 
 
 @pytest.mark.usefixtures("show")
-def test_conversations_have_no_folds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "chats.jsonl", "--from_folds", "."]) == 2
-    assert "folds-of-other-task" in capsys.readouterr().err
+def test_a_folder_without_folds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text("text,label\nachha hai yeh,pos\nbura hai yeh,neg\n", encoding="utf-8")
     assert main(["inspect", "t.csv", "--from_folds", "."]) == 2
     assert "no-out-of-fold" in capsys.readouterr().err

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from indictune.cli import main
-from indictune.commands.sweep import plan_of_sweep, whole_flags
-from indictune.commands.train import read_asked
+from indictune.commands.sweep import plan_of_sweep
 from indictune.config.command_line import read_flags
 from indictune.errors import UserError
 from indictune.sweep.definition import SweepPlan
@@ -38,19 +37,22 @@ def problems(folder: Path, *words: str) -> list[tuple[str, str]]:
 
 def test_a_plan_has_settings_repeats_and_the_metric_of_the_run(tmp_path: Path) -> None:
     plan = planned(tmp_path, "--grid", "learning_rate=1e-4,3e-4", "num_train_epochs=1,2", "--seeds", "3")
-    assert (plan.trials, plan.is_grid, plan.prunes, plan.metric, plan.maximises) == (4, True, False, "macro_f1", True)
-    assert [each.name for each in plan.repeats] == ["seed-17", "seed-18", "seed-19"]
-    assert {tuple(each.flags["data_seed"]) for each in plan.repeats} == {("17",)}  # all hold out the same rows
+    assert (plan.trials, plan.metric, plan.maximises) == (4, "macro_f1", True)
+    assert plan.grid == [
+        {"learning_rate": rate, "num_train_epochs": epochs} for rate in ("1e-4", "3e-4") for epochs in ("1", "2")
+    ]
+    assert list(plan.repeats) == ["seed-17", "seed-18", "seed-19"]
     command = plan.command({"seed": ["18"], "learning_rate": ["3e-4"]}, tmp_path / "run")
     assert command[1].endswith("train_sentiment.py")
     flags = read_flags(command[2:])
     assert flags["learning_rate"] == ["3e-4"]
+    assert (flags["seed"], flags["data_seed"]) == (["18"], ["17"])  # all hold out the same rows
     assert flags["resume_from_checkpoint"] == ["auto"]
     assert flags["output_dir"] == [str(tmp_path / "run")]
     assert flags["dataset_name"] == ["builtin:tweets"]
     assert flags["report"] == flags["baseline"] == ["false"]
     search = planned(tmp_path, "--search", "learning_rate=1e-5..3e-4", "--metric", "eval_loss", "--report", "true")
-    assert (search.trials, search.prunes, search.metric, search.maximises) == (20, True, "loss", False)
+    assert (search.trials, search.grid, search.metric, search.maximises) == (20, [], "loss", False)
     assert read_flags(search.command({}, tmp_path)[2:])["report"] == ["true"]
     assert search.study_name != plan.study_name
 
@@ -65,9 +67,8 @@ def test_the_definition_has_the_rows_but_not_the_folder(tmp_path: Path) -> None:
     assert planned(tmp_path / "a", *words).study_name != names[0]
 
 
-def test_flags_of_rows_replace_those_of_the_recipe() -> None:
-    asked = read_asked([DEMO, "--train_file", "a.csv", "--seed", "3"])
-    flags = whole_flags(asked)
+def test_flags_of_rows_replace_those_of_the_recipe(tmp_path: Path) -> None:
+    flags = planned(tmp_path, "--train_file", "a.csv", "--seed", "3").recipe
     assert "dataset_name" not in flags
     assert (flags["train_file"], flags["seed"], flags["learning_rate"]) == (["a.csv"], ["3"], ["5e-4"])
 
@@ -78,29 +79,26 @@ def test_flags_of_rows_replace_those_of_the_recipe() -> None:
         (["--grid", "lerning_rate=1,2"], [("unknown-name", "--lerning_rate")]),
         (["--grid", "learning_rate=1e-4,low"], [("wrong-type", "--learning_rate")]),
         (["--grid", "num_train_epochs=1,2", "bf16=true,perhaps"], [("wrong-type", "--bf16")]),
-        (["--search", "max_length=1..64"], [("expected-at-least", "--max_length")]),
         (["--search", "method=full,lorra"], [("wrong-type", "--method")]),
-        (["--grid", "learning_rate=1,2", "learning_rate=3,4"], [("sweep-twice", "--grid")]),
-        (["--grid", "learning_rate=1,2", "--learning_rate", "3"], [("sweep-typed-too", "--learning_rate")]),
+        (["--grid", "learning_rate=1,2", "learning_rate=3,4"], [("sweep-given-twice", "--grid")]),
+        (["--grid", "learning_rate=1,2", "--learning_rate", "3"], [("sweep-given-twice", "--grid")]),
         (["--grid", "seed=1,2", "--seeds", "2"], [("sweep-sets", "--grid")]),
-        (["--grid", "learning_rate=1,2", "--search", "seed=1..2"], [("sweep-grid-and-search", "--grid")]),
+        (["--grid", "learning_rate=1,2", "--search", "warmup_steps=1..2"], [("sweep-grid-and-search", "--grid")]),
         (["--trials", "3"], [("sweep-needs-search", "--trials")]),
-        (["--prune", "false"], [("sweep-needs-search", "--prune")]),
-        (["--search", "seed=1..9", "--trials", "0"], [("expected-at-least", "--trials")]),
+        (["--search", "warmup_steps=1..9", "--trials", "0"], [("expected-at-least", "--trials")]),
         (["--seeds", "0", "--folds", "1"], [("expected-at-least", "--folds"), ("expected-at-least", "--seeds")]),
-        (["--resume_from_checkpoint", "auto"], [("sweep-sets-flag", "--resume_from_checkpoint")]),
+        (["--resume_from_checkpoint", "auto"], [("sweep-sets", "--resume_from_checkpoint")]),
         (["--metric", "macro_f2"], [("metric-unknown", "--metric")]),
         (["--strategy", "fsdp9"], [("no-such-strategy", "--strategy")]),
         (["--storage", "postgresql://me:secret@host/db"], [("token-in-the-open", "--storage")]),
         (
             ["--train_file", "none.csv", "--validation_split", "0"],
-            [("sweep-without-validation", "--metric_for_best_model")],
+            [("sweep-without-validation", "--metric")],
         ),
         (
-            ["--grid", "learning_rate=1e-4", "seed=1,low", "--strategy", "x", "--push_to_hub", "true"],
+            ["--grid", "learning_rate=1e-4", "warmup_steps=1,low", "--push_to_hub", "true"],
             [
-                *(("sweep-values", "--grid"), ("sweep-sets-flag", "--push_to_hub"), ("wrong-type", "--seed")),
-                ("no-such-strategy", "--strategy"),
+                *(("sweep-values", "--grid"), ("sweep-sets", "--push_to_hub"), ("wrong-type", "--warmup_steps")),
             ],
         ),
     ],
@@ -112,7 +110,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_runs(
     assert not (tmp_path / "out/trials").exists()
 
 
-def test_folds_are_refused_for_other_tasks_weights_and_rare_labels(tmp_path: Path) -> None:
+def test_folds_are_refused_for_other_tasks_and_rare_labels(tmp_path: Path) -> None:
     chat = ["llama", "--folds", "2", "--output_dir", str(tmp_path / "out")]
     with pytest.raises(UserError) as caught:
         plan_of_sweep(read_flags(chat))
@@ -120,15 +118,13 @@ def test_folds_are_refused_for_other_tasks_weights_and_rare_labels(tmp_path: Pat
     rows = tmp_path / "t.csv"
     texts = [f"{word} film dekhi aaj humne" for word in ("achhi", "buri", "lambi", "nayi", "purani", "sundar")]
     rows.write_text("text,label\n" + "".join(f"{text},pos\n" for text in texts) + "ek,neg\n", encoding="utf-8")
-    entry = json.dumps({"path": str(rows), "weight": 2})
-    assert problems(tmp_path, "--train_files", entry, "--folds", "2") == [("folds-with-weights", "--folds")]
     assert problems(tmp_path, "--train_file", str(rows), "--folds", "2") == [("fold-lacks-label", "--folds")]
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/metrics.json").write_text("{}", encoding="utf-8")
-    assert problems(tmp_path) == [("sweep-folder-of-run", "--output_dir")]
+    assert problems(tmp_path) == [("output-dir-holds-files", "--output_dir")]
 
 
 @pytest.mark.more
@@ -141,18 +137,17 @@ def test_a_sweep_of_folds_gives_predictions_out_of_fold(
     sweep += ["--folds", "2", "--num_train_epochs", "1"]
     grid = ["--grid", "per_device_train_batch_size=4,3"]  # 3 does not divide the batch of 8
     assert main([*sweep, *grid]) == 0
-    assert "Trial 1 failed: fold-0: " in capsys.readouterr().out
+    assert "fail: fold-0-seed-" in capsys.readouterr().out
     record = json.loads((tmp_path / "out/sweep.json").read_text(encoding="utf-8"))
-    assert [each["state"] for each in record["trials"]] == ["done", "failed"]
+    assert [each["state"] for each in record["trials"]] == ["complete", "fail"]
     rows = [json.loads(line) for line in (tmp_path / "out/out_of_fold.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == len({row["row"] for row in rows}) == 31
-    assert {row["fold"] for row in rows} == {0, 1}
+    assert all({"text", "label", "language"} <= row.keys() for row in rows)
     assert all(sum(row["scores"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
     named = [file for row in rows for file in [row["row"].rpartition(":")[0]]]
     assert main(["inspect", named[0], "--from_folds", str(tmp_path / "out"), "--json", "true"]) == 0
     found = json.loads(capsys.readouterr().out)["likely_wrong"]
-    assert (found["gone"], found["relabelled"]) == (0, 0)
-    assert sum(each["rows"] for each in found["counts"]) == 31
+    assert sum(int(each[2]) for each in found["counts"]) == 31
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "Settings, the best first" in page
     best = yaml.safe_load((tmp_path / "out/best.yaml").read_text(encoding="utf-8"))

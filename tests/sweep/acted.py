@@ -6,25 +6,27 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from indictune.checkpoint.store import Manifest
-from indictune.sweep.definition import Dimension, Repeat, SweepPlan, Words, combinations
+from indictune.errors import Problems
+from indictune.sweep.definition import SweepPlan, Words, read_space
 from indictune.sweep.results import write_results
 from indictune.sweep.trials import Trials
 from tests.sweep.acting_run import STEPS
 
 ACTING = str(Path(__file__).with_name("acting_run.py"))
-RATES = (Dimension("learning_rate", low=1e-5, high=1e-1),)
+RATES = {"learning_rate": "1e-5..1e-1"}
 
 
 def acted_sweep(
     folder: Path,
-    dimensions: tuple[Dimension, ...] = RATES,
+    given: Mapping[str, str] = RATES,
     trials: int | None = None,
     seeds: int = 1,
-    prunes: bool = True,
     storage: str | None = None,
 ) -> SweepPlan:
     """A sweep of acted runs; without a number of trials, a grid."""
@@ -36,18 +38,16 @@ def acted_sweep(
         words = [word for name, values in flags.items() for word in (f"--{name}", *values)]
         return [sys.executable, ACTING, str(into), str(file), *words]
 
-    space = {each.name: ",".join(each.ends) for each in dimensions}
+    grid = [dict(zip(given, values, strict=True)) for values in product(*(each.split(",") for each in given.values()))]
     return SweepPlan(
         folder=folder,
-        definition={"task": "classification", "space": space, "seeds": seeds, "flags": {"weight_decay": ["0.01"]}},
-        dimensions=dimensions,
-        is_grid=trials is None,
-        trials=len(combinations(dimensions)) if trials is None else trials,
-        repeats=[Repeat(f"seed-{seed}", {"seed": [str(seed)]}, None, seed) for seed in range(17, 17 + seeds)],
+        definition={"task": "classification", "space": str(given), "seeds": str(seeds), "weight_decay": "0.01"},
+        space=read_space("--search", given, given, Problems()),
+        grid=[] if trials else grid,
+        trials=trials or len(grid),
+        repeats={f"seed-{seed}": {"seed": [str(seed)]} for seed in range(17, 17 + seeds)},
         metric="macro_f1",
         maximises=True,
-        prunes=prunes and trials is not None,
-        keeps_models=False,
         storage=storage or f"sqlite:///{folder.absolute() / 'sweep.db'}",
         command=command,
         recipe={"train_file": ["train.csv"], "output_dir": [str(folder / "best")]},
@@ -85,5 +85,5 @@ def outcome(folder: Path) -> dict[str, Any]:
     """What must be the same however often the sweep was killed: settings, values, states and verdict."""
     record = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     kept = ("number", "setting", "state", "value", "values", "interval", "evaluations", "message")
-    trials = [{name: each[name] for name in kept} for each in record["trials"]]
-    return {"trials": trials, **{name: record[name] for name in ("best", "verdict", "importances")}}
+    trials = [{name: each.get(name) for name in kept} for each in record["trials"]]
+    return {"trials": trials, **{name: record[name] for name in ("best", "verdicts")}}

@@ -30,7 +30,7 @@ def main() -> int:
     with FileLock(folder / ".lock"):
         (folder / ".lock").write_text(f"process {os.getpid()} here\nname", encoding="utf-8")
         if ends != "well":
-            return say(folder, ends, f"it ends as {ends}")
+            return say(ends, f"it ends as {ends}")
         if (folder / "metrics.json").exists():
             return 0
         steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
@@ -46,7 +46,7 @@ def main() -> int:
             if stopped or os.getppid() != parent:
                 if step % EVERY:
                     save(folder, step, history, manifests[f"{step} asked"])
-                return say(folder, "resumable", "stopped")
+                return say("resumable", "stopped")
         finish(folder, rate, seed)
     return 0
 
@@ -56,9 +56,11 @@ def quality(rate: float, seed: int) -> float:
     return 0.9 - 0.1 * abs(math.log10(rate) + 3) + 0.001 * (seed % 7)
 
 
-def say(folder: Path, state: str, message: str) -> int:
+def say(state: str, message: str) -> int:
     """Write how it ended; returns the exit code."""
-    (folder / "status.json").write_text(json.dumps({"state": state, "message": message}), encoding="utf-8")
+    Path(os.environ["INDICTUNE_STATUS_FILE"]).write_text(
+        json.dumps({"state": state, "message": message}), encoding="utf-8"
+    )
     return {"resumable": 75, "user_error": 2}.get(state, 1)
 
 

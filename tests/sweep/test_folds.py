@@ -13,7 +13,7 @@ import pytest
 
 from indictune.data.cache import StoredRows
 from indictune.data.columns import BETWEEN_TEXTS
-from indictune.sweep.folds import divide, files_of_folds, fold_folder
+from indictune.sweep.folds import divide, write_folds
 from tests.refusals import refused
 
 
@@ -29,8 +29,8 @@ def tweets(number: int) -> list[str]:
     return ["".join(draw.choices("abcdefghij ", k=60)) for _ in range(number)]
 
 
-def rows_in(content: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in content.split("\n")[:-1]]
+def rows_in(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def test_folds_are_stratified_and_each_row_is_held_out_once(tmp_path: Path) -> None:
@@ -42,16 +42,11 @@ def test_folds_are_stratified_and_each_row_is_held_out_once(tmp_path: Path) -> N
         assert {name: int((held_out == name).sum()) for name in set(labels)} == {"pos": 12, "neg": 6, "neutral": 2}
     assert (divide(rows, 5, seed=3) == fold_of_row).all()
     assert (divide(rows, 5, seed=4) != fold_of_row).any()
-    flags, files, digest = files_of_folds(tmp_path, {"train": rows}, 5, seed=3)
-    assert (flags, files, digest) == files_of_folds(tmp_path, {"train": rows}, 5, seed=3)
-    assert digest != files_of_folds(tmp_path, {"train": rows}, 5, seed=4)[2]
-    assert not any(tmp_path.iterdir())  # the command writes them, if the folder holds no other sweep
     seen = []
-    for fold, named in enumerate(flags):
-        parts = [rows_in(files[Path(named[name][0])]) for name in ("train_file", "test_file")]
+    for named in write_folds(tmp_path, {"train": rows}, 5, seed=3):
+        parts = [rows_in(named[name][0]) for name in ("train_file", "test_file")]
         assert sorted(row["number"] for part in parts for row in part) == list(range(100))
         seen += [row["row"] for row in parts[1]]
-        assert Path(named["test_file"][0]).parent == fold_folder(tmp_path, fold)
     assert sorted(seen) == sorted(f"t.csv:{line}" for line in range(2, 102))
 
 
@@ -65,9 +60,9 @@ def test_texts_that_are_alike_are_in_one_fold() -> None:
 def test_pairs_and_validation_rows_are_written_in_columns_of_their_own(tmp_path: Path) -> None:
     texts = [f"{first}{BETWEEN_TEXTS}second {first}" for first in tweets(8)]
     rows = {"train": stored(texts, ["a", "b"] * 4), "validation": stored(texts[:1], ["a"])}
-    flags, files, _ = files_of_folds(tmp_path, rows, 2, seed=0)
+    flags = write_folds(tmp_path, rows, 2, seed=0)
     assert flags[0]["text_pair_column"] == ["text_pair"]
-    (row,) = rows_in(files[Path(flags[0]["validation_file"][0])])
+    (row,) = rows_in(flags[0]["validation_file"][0])
     assert row["text_pair"] == f"second {row['text']}"
 
 

@@ -8,29 +8,28 @@ import random
 import signal
 import sqlite3
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import psutil
 import pytest
 from filelock import FileLock
+from optuna.trial import TrialState
 
 from indictune.stop_signals import Stopped
 from indictune.sweep import trials as trials_module
-from indictune.sweep.definition import Dimension
-from indictune.sweep.trials import Judge, Trials
+from indictune.sweep.definition import check_definition
+from indictune.sweep.trials import Trials
 from tests.refusals import refused
 from tests.sweep.acted import ACTING, acted_sweep, manifests, outcome, started, swept
 from tests.sweep.acting_run import save
 
-GRID = (Dimension("learning_rate", ("1e-4", "1e-3")),)
-FAILING = (Dimension("ends", ("failed", "well", "user_error")),)
+GRID = {"learning_rate": "1e-4,1e-3"}
+FAILING = {"ends": "failed,well,user_error"}
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials_module, "_UNOWNED_S", 0.3)
     monkeypatch.setattr(trials_module, "_WAIT_S", 0.05)
 
 
@@ -51,13 +50,13 @@ def test_a_grid_is_tried_in_order_and_the_best_keeps_its_weights(tmp_path: Path)
 def test_settings_that_fail_or_are_refused_are_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
     trials = swept(acted_sweep(tmp_path / "out", FAILING))
     states = [each["state"] for each in outcome(tmp_path / "out")["trials"]]
-    assert states == ["failed", "done", "failed"]
+    assert states == ["fail", "complete", "fail"]
     assert trials.all()[0].user_attrs["message"] == "seed-17: it ends as failed"
     assert trials.all()[2].user_attrs["message"] == "seed-17: it ends as user_error"
 
 
 def test_a_first_setting_that_is_refused_ends_the_sweep_and_is_tried_again(tmp_path: Path) -> None:
-    plan = acted_sweep(tmp_path / "out", (Dimension("ends", ("user_error", "well")), *GRID))
+    plan = acted_sweep(tmp_path / "out", {"ends": "user_error,well", **GRID})
     with refused("sweep-first-refused", "it ends as user_error"):
         swept(plan)
     assert [each.state.name for each in Trials(plan).all()] == ["RUNNING"]
@@ -80,40 +79,24 @@ def test_a_storage_whose_driver_is_missing_or_that_is_no_url_is_refused(tmp_path
             Trials(acted_sweep(tmp_path / "out", GRID, storage=url))
 
 
-def test_a_storage_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = acted_sweep(tmp_path / "out", GRID)
-    Trials(plan)
-    monkeypatch.setattr(trials_module, "_PATIENCE_S", 0.2)
-    other = sqlite3.connect(tmp_path / "out/sweep.db")
+def test_a_storage_in_use_is_refused(tmp_path: Path) -> None:
+    plan = acted_sweep(tmp_path / "out", GRID, storage=f"sqlite:///{tmp_path}/shared.db?timeout=0.1")
+    trials = Trials(plan)
+    other = sqlite3.connect(tmp_path / "shared.db")
     other.execute("BEGIN EXCLUSIVE")
     with refused("sweep-storage", "locked"):
-        swept(plan)
+        trials.run_all(lambda: None)
     other.close()
     assert len(swept(plan).ranked()) == 2
 
 
 def test_another_sweep_in_the_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
-    plan = acted_sweep(tmp_path / "out", GRID)
-    plan.check_definition()
-    (tmp_path / "out/sweep.json").write_text(json.dumps({"definition": plan.definition}), encoding="utf-8")
-    plan.check_definition()
-    other = replace(plan, definition={**plan.definition, "seeds": 3, "flags": {"weight_decay": ["0.1"]}})
+    definition = {"weight_decay": "0.01", "seeds": "1"}
+    check_definition(tmp_path, definition)
+    (tmp_path / "sweep.json").write_text(json.dumps({"definition": definition}), encoding="utf-8")
+    check_definition(tmp_path, definition)
     with refused("sweep-other-definition", "weight_decay was 0.01, and is 0.1", "seeds was 1, and is 3"):
-        other.check_definition()
-
-
-@pytest.mark.more
-def test_a_damaged_record_is_written_again_and_runs_of_other_settings_are_not_taken(
-    tmp_path: Path,
-) -> None:
-    plan = acted_sweep(tmp_path / "out", GRID)
-    swept(plan)
-    before = outcome(tmp_path / "out")
-    (tmp_path / "out/sweep.json").write_text("{", encoding="utf-8")
-    with refused("sweep-record-damaged", flag="--output_dir"):
-        Trials(replace(plan, definition={**plan.definition, "seeds": 3}))
-    swept(plan)
-    assert outcome(tmp_path / "out") == before
+        check_definition(tmp_path, {"weight_decay": "0.1", "seeds": "3"})
 
 
 @pytest.mark.more
@@ -129,19 +112,23 @@ def test_more_trials_may_be_asked_for_later(tmp_path: Path) -> None:
 @pytest.mark.more
 def test_a_trial_of_a_sweep_that_runs_is_not_taken(tmp_path: Path) -> None:
     plan = acted_sweep(tmp_path / "out", GRID)
-    number = Trials(plan).study.ask().number
-    folder = plan.folder_of(number)
+    study, begun = (
+        Trials(plan).study,
+        optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={"owner": "other"}),
+    )
+    study.add_trial(begun)
+    assert [each.state.name for each in swept(plan).all()] == ["RUNNING", "COMPLETE"]  # on another machine
+    folder = plan.folder_of(0, "")
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
-        trials = swept(plan)
-    assert [each.state.name for each in trials.all()] == ["RUNNING", "COMPLETE"]
-    assert [each.state.name for each in swept(plan).all()] == ["COMPLETE", "COMPLETE"]  # nobody owned it
+        assert [each.state.name for each in swept(plan).all()] == ["RUNNING", "COMPLETE"]  # of this folder
+    assert [each.state.name for each in swept(plan).all()] == ["COMPLETE", "COMPLETE"]
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("names", [("one", "other"), ("one", "one")])
 def test_sweeps_that_start_at_once_share_a_storage(tmp_path: Path, names: tuple[str, str]) -> None:
-    grid = (Dimension("learning_rate", ("1e-2", "1e-3", "1e-4", "1e-5")),)
+    grid = {"learning_rate": "1e-2,1e-3,1e-4,1e-5"}
     plans = [acted_sweep(tmp_path / name, grid, storage=f"sqlite:///{tmp_path}/shared.db") for name in names]
     processes = [started(plan) for plan in plans]
     for process in processes:
@@ -158,7 +145,7 @@ def test_sweeps_that_start_at_once_share_a_storage(tmp_path: Path, names: tuple[
 def test_a_run_that_a_killed_sweep_left_behind_is_waited_for(tmp_path: Path) -> None:
     plan = acted_sweep(tmp_path / "out", GRID)
     process = started(plan)
-    lock = plan.folder_of(0) / "seed-17/.lock"
+    lock = plan.folder_of(0, "seed-17") / ".lock"
     while not (lock.exists() and lock.read_text(encoding="utf-8")):
         time.sleep(0.01)
     os.kill(process.pid or 0, signal.SIGKILL)
@@ -169,33 +156,29 @@ def test_a_run_that_a_killed_sweep_left_behind_is_waited_for(tmp_path: Path) -> 
 
 
 def test_evaluations_count_in_their_order_as_the_checkpoints_of_the_flags_have_them(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    for score in (0.5, 0.6, 0.7):
-        study.add_trial(optuna.create_trial(value=score, intermediate_values=dict.fromkeys((1, 2, 3), score)))
+    trials = Trials(acted_sweep(tmp_path / "out", trials=20))
+    for score in (0.4, 0.5, 0.6, 0.7, 0.8):
+        trials.study.add_trial(
+            optuna.trial.create_trial(value=score, intermediate_values=dict.fromkeys((1, 2, 3), score))
+        )
     texts, rows = manifests(), [{"step": 2, "eval_macro_f1": 0.65}]
-    trial = study.ask()
-    judge = Judge(trial, tmp_path, "macro_f1")
-    assert not judge.is_worse()
+    assert trials._judged(tmp_path) == ({}, False)
     save(tmp_path, 2, rows, texts["2 planned"])
     save(tmp_path, 3, [*rows, {"step": 3, "eval_macro_f1": 0.1}], texts["3 asked"])  # by a signal
-    assert not judge.is_worse()
+    assert trials._judged(tmp_path) == ({1: 0.65}, False)
     rows += [{"step": step, "eval_macro_f1": 0.5} for step in (3, 4)]
     save(tmp_path, 4, rows, texts["4 planned"])
-    assert not judge.is_worse()  # the best so far counts
-    assert study.trials[-1].intermediate_values == {1: 0.65, 2: 0.5, 3: 0.5}
-    late, other = Judge(study.ask(), tmp_path, "macro_f1"), study.ask()
-    assert not late.is_worse()
+    assert trials._judged(tmp_path) == ({1: 0.65, 2: 0.5, 3: 0.5}, False)  # the best so far counts
     low = [{"step": step, "eval_macro_f1": 0.1} for step in (5, 6)]
     for step, folder in ((5, "worse"), (6, "at the end")):
         (tmp_path / folder).mkdir()
         save(tmp_path / folder, step, low[step - 5 :][:1], texts[f"{step} planned"])
-    assert Judge(other, tmp_path / "worse", "macro_f1").is_worse()
-    assert Judge(other, tmp_path / "worse", "macro_f1").is_worse()  # again, after a kill
-    assert not Judge(study.ask(), tmp_path / "at the end", "macro_f1").is_worse()
+    assert trials._judged(tmp_path / "worse") == ({1: 0.1}, True)
+    assert trials._judged(tmp_path / "at the end") == ({1: 0.1}, False)
 
 
 def test_a_run_that_was_stopped_from_elsewhere_stops_the_sweep(tmp_path: Path) -> None:
-    plan = acted_sweep(tmp_path / "out", (Dimension("ends", ("resumable", "well")), *GRID))
+    plan = acted_sweep(tmp_path / "out", {"ends": "resumable,well", **GRID})
     with pytest.raises(Stopped):
         swept(plan)
     assert [each.state.name for each in Trials(plan).all()] == ["RUNNING"]
@@ -231,6 +214,6 @@ def _kill_runs(folder: Path) -> None:
 def test_a_sweep_that_is_killed_at_random_equals_one_that_was_not(tmp_path: Path, kills: int, trials: int) -> None:
     swept(acted_sweep(tmp_path / "whole", trials=trials, seeds=2))
     whole = outcome(tmp_path / "whole")
-    assert {"done", "pruned"} == {each["state"] for each in whole["trials"]}
+    assert {"complete", "pruned"} == {each["state"] for each in whole["trials"]}
     kill_at_random(tmp_path / "killed", kills, trials)
     assert outcome(tmp_path / "killed") == whole

@@ -182,24 +182,20 @@ def near_groups(texts: Iterable[str]) -> npt.NDArray[np.int64]:
     Texts resemble each other as in `near_duplicates`.
     """
     from rensa import RMinHashLSH
-    from scipy.sparse import coo_array
+    from scipy.sparse import dok_array
     from scipy.sparse.csgraph import connected_components
 
     numbers = dict[str, int]()
-    of_row = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
-    index, distinct, pairs = RMinHashLSH(_SIMILAR, _HASHES, _BANDS), list(numbers), list[tuple[int, int]]()
-    for start in range(0, len(distinct), _AT_ONCE):
-        mine = _long_enough(dict(enumerate(distinct[start : start + _AT_ONCE], start)))
-        hashes = _hashes(mine)
-        for number, each in zip(mine, hashes, strict=True):
-            index.insert(number, each)
-        for number, found in zip(mine, index.query_all(hashes), strict=True):
-            theirs = _long_enough({other: distinct[other] for other in found if other < number})
-            pairs += [(number, other) for other, each in theirs.items() if _similarity(mine[number], each) >= _SIMILAR]
-    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(len(numbers), len(numbers)))
-    groups: npt.NDArray[np.int64] = connected_components(graph, directed=False)[1][of_row].astype(np.int64)
-    return groups
+    of_row = [numbers.setdefault(text, len(numbers)) for text in texts]
+    index, shingles = RMinHashLSH(_SIMILAR, _HASHES, _BANDS), _long_enough(dict(enumerate(numbers)))
+    hashes, graph = _hashes(shingles), dok_array((len(numbers), len(numbers)), dtype=np.bool_)
+    for number, each in zip(shingles, hashes, strict=True):
+        index.insert(number, each)
+    for number, others in zip(shingles, index.query_all(hashes), strict=True):
+        for other in others:
+            graph[number, other] = _similarity(shingles[number], shingles[other]) >= _SIMILAR
+    groups: npt.NDArray[np.int64] = connected_components(graph.tocsr(), directed=False)[1].astype(np.int64)
+    return groups[of_row]
 
 
 def _similarity(first: set[str], second: set[str]) -> float:
