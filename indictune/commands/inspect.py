@@ -82,9 +82,7 @@ def print_few_rows(counts: Mapping[str, int]) -> None:
     """Say what to expect of labels with few rows, and which recipe suits."""
     few = sorted((count, label) for label, count in counts.items() if count < _FEW)
     if few:
-        shown = ", ".join(f"{label} {count}" for count, label in few[:_MOST_FEW]) + (
-            ", ..." if few[_MOST_FEW:] else ""
-        )
+        shown = ", ".join(f"{label} {count}" for count, label in few[:_MOST_FEW])
         uncertain = min(1.0, 0.98 / math.sqrt(few[0][0]))  # half of the 95% interval of a share of one half
         print(
             f"\nLabels with fewer than {_FEW} training rows: {printable(shown)}. Expect little of a model without "

@@ -8,23 +8,15 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from indictune.commands.train import (
-    Asked,
-    chosen,
-    command_of_run,
-    fit_data_ranks,
-    read_asked,
-    with_defaults,
-)
+from indictune.commands.train import Asked, read_asked, with_defaults
 from indictune.config.command_line import DECIDED, flags_of, to_words
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import DATA_SOURCE_FIELDS, FILES_OF_ROWS, read_arguments, read_recipe
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.doctor.run_files import row_digests
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.breakdown import WORST, near_names
@@ -32,17 +24,15 @@ from indictune.files import AUTO
 from indictune.preflight.derive import plan_of_rows
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 from indictune.supervise.run_folder import check_free, make_folder
-from indictune.sweep.definition import SweepPlan, Words, check_definition, read_space
+from indictune.sweep.definition import SweepPlan, Words, check_definition, ends_of, read_space
 from indictune.sweep.folds import OF_ROWS, rows_of_folds, write_folds
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task
 from indictune.versions import check_extra
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
 _TRIALS = 20
 _OF_EACH_RUN = {"resume_from_checkpoint", "push_to_hub"}
+_LAUNCH = {"strategy", "num_processes"}
 
 
 @dataclass
@@ -94,113 +84,82 @@ def run_sweep(flags: Mapping[str, list[str]]) -> int:
 
 def plan_of_sweep(flags: Mapping[str, list[str]]) -> SweepPlan:
     """The sweep that the flags describe; a `UserError` with all problems. Rows are read only if there are folds."""
-    args, asked, launcher, problems = _asked(flags)
-    given, task = _given(args), next(each for each in TASKS if each.name == asked.task)
-    space = _space(args, asked, task, problems)
-    problems.raise_any()
-    whole, folder = _whole_flags(asked), Path(asked.output_dir)
-    first = {**whole, **{name: [_ends(values)[0]] for name, values in given.items()}}
-    run, found = plan_of_rows(read_recipe({name: [*words] for name, words in first.items()}, task.arguments), task)
-    problems.extend(found)
+    args, asked = _asked(flags)
+    task = next(each for each in TASKS if each.name == asked.task)
+    words, whole, folder = args.search or args.grid, _whole_flags(asked), Path(asked.output_dir)
+    given, space = _given_and_space("--search" if args.search else "--grid", words, asked, task)
+    first = {**whole, **{name: [ends_of(values)[0]] for name, values in given.items()}}
+    run, problems = plan_of_rows(read_recipe(first, task.arguments), task)
     problems.attempt(check_free, folder, None)
     problems.attempt(make_folder, "--output_dir", folder)
-    scored = problems.attempt(_metric, args, run, task)
+    metric = problems.attempt(_metric, args, run, task)
     problems.raise_any()
-    assert scored is not None
-    tried = {"tried": " ".join(args.search or args.grid), "seeds": str(args.seeds), "folds": str(args.folds)}
-    tried |= {"task": task.name, "metric": scored[0], **row_digests(run.recipe.values)}
-    definition = {name: " ".join(words) for name, words in whole.items() if name != "output_dir"} | tried
+    assert metric is not None
+    tried = {"task": task.name, "tried": " ".join(words), "seeds": str(args.seeds), "folds": str(args.folds)}
+    definition = {name: " ".join(typed) for name, typed in whole.items() if name != "output_dir"} | tried
+    definition |= {"metric": metric, **row_digests(run.recipe.values)}
     check_definition(folder, definition)
     if args.folds is None and not {"validation_file", "data_seed"} & whole.keys():
         whole["data_seed"] = [str(run.training.seed)]  # all seeds hold out the same rows
-    repeats, base = _repeats(args, run, task, folder), whole
-    if args.folds is not None:
-        left_out = {"validation_split"} if any("validation_file" in flags for flags in repeats.values()) else set()
-        base = {name: words for name, words in whole.items() if name not in OF_ROWS | left_out}
-    grid = [dict(zip(given, values, strict=True)) for values in product(*map(_ends, given.values()))]
+    grid = [dict(zip(given, values, strict=True)) for values in product(*map(ends_of, given.values()))]
+    launch = {name: flags[name] for name in _LAUNCH & flags.keys()}
     return SweepPlan(
         folder=folder,
         definition=definition,
         space=space,
         grid=[] if args.search else grid,
         trials=(args.trials or _TRIALS) if args.search else len(grid),
-        repeats=repeats,
-        metric=scored[0],
-        maximises=scored[1],
+        repeats=_repeats(args, run, task, folder / "folds"),
+        metric=metric,
+        maximises=not metric.removeprefix(WORST).startswith(task.lower_is_better),
         storage=args.storage or f"sqlite:///{folder.absolute() / 'sweep.db'}",
-        command=partial(_command, replace(asked, recipe=None, content={}), launcher, base),
-        recipe={**whole, "output_dir": [str(folder / "best")]},
+        command=partial(_command, replace(asked, recipe=None, content={}), {**whole, **launch}),
+        recipe={**whole, "output_dir": [f"{folder}/best"]},
     )
 
 
-def _asked(flags: Mapping[str, list[str]]) -> tuple[SweepFlags, Asked, Launcher, Problems]:
-    """What was typed: the command's own flags, those of a run, and how each run is started."""
+def _given_and_space(
+    flag: str, words: Sequence[str], asked: Asked, task: Task[Any, Any, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The flags that vary, as they are typed and as Optuna has them; a `UserError` with all that cannot vary."""
+    pairs, problems = (word.partition("=") for word in words), Problems()
+    given = {name.removeprefix("--").replace("-", "_"): values for name, _, values in pairs}
+    space = read_space(flag, given, flags_of(task.name), problems)
+    if len(given) < len(words) or given.keys() & asked.flags.keys():
+        problems.append(problem("sweep-given-twice", flag, " ".join(words)))
+    for name in _OF_EACH_RUN & asked.flags.keys():
+        problems.append(problem("sweep-sets", f"--{name}", " ".join(asked.flags[name]), name=name))
+    for name in space:
+        for value in ends_of(given[name]):
+            problems.extend(read_recipe({name: [value]}, task.arguments).problems)
+    problems.raise_any()
+    return given, space
+
+
+def _asked(flags: Mapping[str, list[str]]) -> tuple[SweepFlags, Asked]:
+    """What was typed: the command's own flags, and those of a run."""
     problems, own = Problems(), {each.name for each in fields(SweepFlags)}
     args = problems.attempt(read_arguments, {name: flags[name] for name in own & flags.keys()}, SweepFlags, "grid")
-    launch = {"strategy", "num_processes"}  # which a run takes too
-    asked = problems.attempt(read_asked, {name: words for name, words in flags.items() if name not in own - launch})
+    asked = problems.attempt(read_asked, {name: words for name, words in flags.items() if name not in own - _LAUNCH})
     if args is None or asked is None:
         raise UserError(problems=problems)
     if "output_dir" not in asked.flags:  # that of the recipe is for a run
         folder = f"outputs/{asked.task if asked.recipe is None else asked.recipe.stem}-sweep"
         print(f"indictune: no --output_dir given: {folder}", file=sys.stderr)
         asked = replace(asked, flags={**asked.flags, "output_dir": [folder]})
-    asked = chosen(with_defaults(asked))
-    launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
-    if launcher.machines > 1:
-        raise UserError("sweep-several-machines", "--strategy", launcher.config_file, machines=launcher.machines)
-    return args, fit_data_ranks(asked, launcher), launcher, problems
+    return args, with_defaults(asked)
 
 
-def _given(args: SweepFlags) -> dict[str, str]:
-    """The names that `--grid` or `--search` has, and their values or range."""
-    pairs = (word.partition("=") for word in args.search or args.grid)
-    return {name.removeprefix("--").replace("-", "_"): values for name, _, values in pairs}
-
-
-def _ends(values: str) -> list[str]:
-    """The values that a flag is given, or both ends of its range."""
-    return values.replace("..", ",").split(",")
-
-
-def _space(
-    args: SweepFlags, asked: Asked, task: Task[Any, Any, Any], problems: Problems
-) -> dict[str, BaseDistribution]:
-    """The flags that vary. Problems: those that are typed too or that the sweep sets, and values that no run reads."""
-    flag, words, given = "--search" if args.search else "--grid", args.search or args.grid, _given(args)
-    space = read_space(flag, given, flags_of(asked.task), problems)
-    if len(given) < len(words) or given.keys() & asked.flags.keys():
-        problems.append(problem("sweep-given-twice", flag, " ".join(words)))
-    for name in _OF_EACH_RUN & asked.flags.keys():
-        problems.append(problem("sweep-sets", f"--{name}", " ".join(asked.flags[name]), name=name))
-    for name in space:
-        for value in _ends(given[name]):
-            problems.extend(read_recipe({name: [value]}, task.arguments).problems)
-    return space
-
-
-def _repeats(args: SweepFlags, run: AnyPlan, task: Task[Any, Any, Any], folder: Path) -> dict[str, Words]:
-    """The flags of each run of a setting, by its name. The rows of folds are written to the folder."""
-    seeds = [str(run.training.seed + number) for number in range(args.seeds)]
-    if args.folds is None:
-        return {f"seed-{seed}": {"seed": [seed]} for seed in seeds}
-    of_folds = write_folds(
-        folder / "folds", rows_of_folds(run.recipe, task, args.folds), args.folds, run.training.seed
-    )
-    folds_and_seeds = product(enumerate(of_folds), seeds)
-    return {f"fold-{fold}-seed-{seed}": {**flags, "seed": [seed]} for (fold, flags), seed in folds_and_seeds}
-
-
-def _whole_flags(asked: Asked) -> dict[str, Sequence[str]]:
+def _whole_flags(asked: Asked) -> dict[str, list[str]]:
     """The recipe and the flags of a run, all as flags. Rows that are named by flags replace those of the recipe."""
     replaced = DATA_SOURCE_FIELDS if asked.flags.keys() & {*FILES_OF_ROWS, "dataset_name"} else ()
     content = {name: value for name, value in asked.content.items() if name not in (*replaced, DECIDED)}
-    words = {name: to_words(value) for name, value in content.items() if value is not None}
-    return {name: each for name, each in words.items() if each} | dict(asked.flags)
+    words = {name: to_words(value) for name, value in content.items() if value is not None} | dict(asked.flags)
+    return {name: [*each] for name, each in words.items() if each or name in asked.flags}
 
 
-def _metric(args: SweepFlags, plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[str, bool]:
-    """The metric that compares settings, and whether the highest is the best."""
+def _metric(args: SweepFlags, plan: AnyPlan, task: Task[Any, Any, Any]) -> str:
+    """The metric that compares settings."""
     values = plan.recipe.values
     name = (args.metric or values.get("metric_for_best_model") or task.metrics(plan)[0]).removeprefix("eval_")
     has_rows = values.get("validation_file") or values.get("dataset_name") or values.get("validation_split") != 0
@@ -208,11 +167,24 @@ def _metric(args: SweepFlags, plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple
         raise UserError("sweep-without-validation", "--metric", name)
     if name not in task.metrics(plan):
         raise UserError("metric-unknown", "--metric", name, near=near_names(name, task.metrics(plan)))
-    return name, not name.removeprefix(WORST).startswith(task.lower_is_better)
+    return str(name)
 
 
-def _command(asked: Asked, launcher: Launcher, base: Words, flags: Words, folder: Path) -> list[str]:
+def _repeats(args: SweepFlags, run: AnyPlan, task: Task[Any, Any, Any], folder: Path) -> dict[str, Words]:
+    """The flags of each run of a setting, by its name. The rows of folds are written to the folder."""
+    seeds = [str(run.training.seed + number) for number in range(args.seeds)]
+    if args.folds is None:
+        return {f"seed-{seed}": {"seed": [seed]} for seed in seeds}
+    of_folds = enumerate(write_folds(folder, rows_of_folds(run.recipe, task, args.folds), args.folds, int(seeds[0])))
+    return {f"fold-{fold}-seed-{seed}": {**rows, "seed": [seed]} for (fold, rows), seed in product(of_folds, seeds)}
+
+
+def _command(asked: Asked, base: Words, flags: Words, folder: Path) -> list[str]:
     """The command of a run by flags beside the `base`; without a report and a baseline, unless they were typed."""
     quick = {name: ["false"] for name in ("report", "baseline") if name in flags_of(asked.task)}
-    fixed = {"push_to_hub": ["false"], "resume_from_checkpoint": [AUTO]}
-    return command_of_run(replace(asked, flags={**quick, **base, **flags, **fixed}), launcher, folder)
+    fixed = {"push_to_hub": ["false"], "resume_from_checkpoint": [AUTO], "output_dir": [str(folder)]}
+    left_out = OF_ROWS if "test_file" in flags else set()  # of a fold
+    left_out = left_out | ({"validation_split"} if "validation_file" in flags else set())
+    whole = {name: words for name, words in {**quick, **base}.items() if name not in left_out}
+    words = replace(asked, flags={**whole, **flags, **fixed}).words()
+    return [sys.executable, "-m", "indictune", "train", asked.task, *words]

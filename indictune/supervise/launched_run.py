@@ -39,30 +39,23 @@ def run_in_folder(
     folder.mkdir(parents=True, exist_ok=True)
     status, kills, code = folder / _STATUS, killed_processes(), None
     status.unlink(missing_ok=True)
-    ours = {LAUNCHED_BY: str(os.getpid()), STATUS_FILE: str(status.absolute()), **variables}
-    with (
-        (folder / CONSOLE).open("ab") as console,
-        subprocess.Popen(
-            command,
-            env={**os.environ, **ours},
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            start_new_session=True,
-        ) as launched,
-    ):
+    ours = {LAUNCHED_BY: str(os.getpid()), STATUS_FILE: str(status.absolute())}
+    environ, nothing = {**os.environ, **ours, **variables}, subprocess.DEVNULL
+    with (folder / CONSOLE).open("ab") as said:
+        run = subprocess.Popen(command, 0, None, nothing, said, said, env=environ, start_new_session=True)
+    with run:
         while code is None:
             if is_enough():
-                launched.terminate()
-                code = launched.wait()
+                run.terminate()
+                code = run.wait()
             with suppress(subprocess.TimeoutExpired):
-                code = launched.wait(_LOOK_EVERY_S)
+                code = run.wait(_LOOK_EVERY_S)
     if code == 0:
         return RunEnd("ok", "")
     if code == -signal.SIGKILL and killed_processes() > kills:
         return RunEnd("failed", "The kernel killed it for lack of memory.")
-    said = json_or_nothing(status)
     state = next((state for state, number in EXIT_CODES.items() if number == code), "failed")
     lines = (folder / CONSOLE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     message = f"exit code {code}: {lines[-1] if lines else 'it said nothing'}"
-    return RunEnd(said.get("state", state), said.get("message", message))
+    known = json_or_nothing(status)
+    return RunEnd(known.get("state", state), known.get("message", message))

@@ -63,6 +63,11 @@ def _distribution(flag: str, name: str, given: str) -> BaseDistribution:
     raise UserError("sweep-values", flag, f"{name}={given}")
 
 
+def ends_of(values: str) -> list[str]:
+    """The values that a flag is given, or both ends of its range."""
+    return values.replace("..", ",").split(",")
+
+
 def typed(value: float | str) -> str:
     """A value of a flag as a word of a command line."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -97,11 +102,6 @@ class SweepPlan:
     def study_name(self) -> str:
         """A digest of the definition: sweeps of one definition share their trials."""
         return hashlib.sha256(json.dumps(self.definition, sort_keys=True).encode()).hexdigest()[:24]
-
-    @property
-    def first_seed(self) -> int:
-        """Of the repeats."""
-        return min(int(flags["seed"][0]) for flags in self.repeats.values())
 
     @property
     def block(self) -> str:

@@ -110,7 +110,7 @@ def verdicts_of(trials: Trials) -> list[Verdict]:
 def _what_mattered(trials: Trials) -> list[Verdict]:
     """The share of the spread of values that each flag explains; none for one flag, or for few trials."""
     if len(trials.plan.space) > 1 and len({each.value for each in trials.ranked()}) >= _ENOUGH:
-        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=trials.plan.first_seed)
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         with suppress(RuntimeError, ValueError):  # all values of a flag may be the same
             found = optuna.importance.get_param_importances(trials.study, evaluator=evaluator)
             shares = ", ".join(f"{name} {share:.0%}" for name, share in found.items())

@@ -116,13 +116,10 @@ class Trials:
         """The flags of a trial. Each is suggested alone, by its own seed, so that a resumed sweep suggests it too."""
         found = {}
         for name, space in self.plan.space.items():
-            seed = zlib.crc32(f"{self.plan.first_seed} {trial.number} {name}".encode())
-            if name in trial.params:
-                value = trial.params[name]
-            elif self.plan.grid:
-                value = self.plan.grid[trial.number][name]
-            else:
-                value = TPESampler(seed=seed).sample_independent(self.study, trial, name, space)
+            sampler = TPESampler(seed=zlib.crc32(f"{self.plan.study_name} {trial.number} {name}".encode()))
+            value = self.plan.grid[trial.number][name] if self.plan.grid else trial.params.get(name)
+            if value is None:
+                value = sampler.sample_independent(self.study, trial, name, space)
             self._storage.set_trial_param(trial._trial_id, name, space.to_internal_repr(value), space)
             found[name] = [typed(value)]
         return found
@@ -150,9 +147,9 @@ class Trials:
                 self._storage.set_trial_user_attr(trial._trial_id, "message", f"{name}: {why}")
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 return
-        interval = macro_f1(plan, trial)
-        shown = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
-        self._storage.set_trial_user_attr(trial._trial_id, "interval", shown)
+        found = macro_f1(plan, trial)
+        interval = "" if found is None else f"{found.low:.4f} to {found.high:.4f}"
+        self._storage.set_trial_user_attr(trial._trial_id, "interval", interval)
         self._storage.set_trial_user_attr(trial._trial_id, "values", values)
         self.study.tell(trial.number, statistics.fmean(values.values()))
 

@@ -43,8 +43,8 @@ def test_a_plan_has_settings_repeats_and_the_metric_of_the_run(tmp_path: Path) -
     ]
     assert list(plan.repeats) == ["seed-17", "seed-18", "seed-19"]
     command = plan.command({"seed": ["18"], "learning_rate": ["3e-4"]}, tmp_path / "run")
-    assert command[1].endswith("train_sentiment.py")
-    flags = read_flags(command[2:])
+    assert command[1:5] == ["-m", "indictune", "train", "classification"]
+    flags = read_flags(command[5:])
     assert flags["learning_rate"] == ["3e-4"]
     assert (flags["seed"], flags["data_seed"]) == (["18"], ["17"])  # all hold out the same rows
     assert flags["resume_from_checkpoint"] == ["auto"]
@@ -53,7 +53,7 @@ def test_a_plan_has_settings_repeats_and_the_metric_of_the_run(tmp_path: Path) -
     assert flags["report"] == flags["baseline"] == ["false"]
     search = planned(tmp_path, "--search", "learning_rate=1e-5..3e-4", "--metric", "eval_loss", "--report", "true")
     assert (search.trials, search.grid, search.metric, search.maximises) == (20, [], "loss", False)
-    assert read_flags(search.command({}, tmp_path)[2:])["report"] == ["true"]
+    assert read_flags(search.command({}, tmp_path)[5:])["report"] == ["true"]
     assert search.study_name != plan.study_name
 
 
@@ -89,7 +89,6 @@ def test_flags_of_rows_replace_those_of_the_recipe(tmp_path: Path) -> None:
         (["--seeds", "0", "--folds", "1"], [("expected-at-least", "--folds"), ("expected-at-least", "--seeds")]),
         (["--resume_from_checkpoint", "auto"], [("sweep-sets", "--resume_from_checkpoint")]),
         (["--metric", "macro_f2"], [("metric-unknown", "--metric")]),
-        (["--strategy", "fsdp9"], [("no-such-strategy", "--strategy")]),
         (["--storage", "postgresql://me:secret@host/db"], [("token-in-the-open", "--storage")]),
         (
             ["--train_file", "none.csv", "--validation_split", "0"],
