@@ -249,10 +249,7 @@ def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
 
 
 def rendered(template: str, **content: Any) -> str:
-    """A page by a template of this folder.
-
-    All that is not our own markup is escaped, and loses its tokens and control characters.
-    """
+    """A page by a template. All that is not our own markup is escaped, and loses tokens and control characters."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

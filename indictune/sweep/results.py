@@ -35,7 +35,7 @@ def write_results(trials: Trials) -> None:
             write_out_of_fold(plan, ranked[0].number)
             if (file := plan.folder / OUT_OF_FOLD).exists():
                 wrong = wrong_labels(read_out_of_fold(file))
-    verdicts = verdicts_of(trials)
+    verdicts = _verdicts(trials)
     content = {
         "definition": plan.definition,
         "best": ranked[0].number if ranked else None,
@@ -86,7 +86,7 @@ def _settings_table(trials: Trials) -> Table:
     return Table("Settings, the best first", header, body)
 
 
-def verdicts_of(trials: Trials) -> list[Verdict]:
+def _verdicts(trials: Trials) -> list[Verdict]:
     """Whether the best setting is better than the second by more than chance, and which flag mattered."""
     ranked = trials.ranked()
     if len(ranked) < 2:
@@ -98,12 +98,11 @@ def verdicts_of(trials: Trials) -> list[Verdict]:
         why = "Only macro-F1 is tested, by predictions of one label a row that are both in this folder."
         return [Verdict("Best and second are not compared", f"{best} {why}", "warning"), *_what_mattered(trials)]
     reason = (
-        f"{best} The difference in macro-F1 is {gap.value:+.4f}, its 95% interval {gap.low:+.4f} to {gap.high:+.4f}."
+        f"{best} Their macro-F1 differs by {gap.value:+.4f}, 95% interval {gap.low:+.4f} to {gap.high:+.4f}."
     )
+    verdict = Verdict("The best two settings tie", f"{reason} It may be chance.", "warning")
     if gap.low > 0:
         verdict = Verdict("The best setting is better than the second by more than chance", reason, "good")
-    else:
-        verdict = Verdict("The best two settings tie", f"{reason} It may be chance.", "warning")
     return [verdict, *_what_mattered(trials)]
 
 
@@ -121,5 +120,5 @@ def _what_mattered(trials: Trials) -> list[Verdict]:
 def results_text(trials: Trials) -> str:
     """What the command prints at its end."""
     found, plan = _settings_table(trials), trials.plan
-    lines = [table(found.header, found.rows), "", *(f"{each.title}. {each.reason}" for each in verdicts_of(trials))]
+    lines = [table(found.header, found.rows), "", *(f"{each.title}. {each.reason}" for each in _verdicts(trials))]
     return "\n".join([*lines, f"Written to {plan.folder}: {REPORT}, {RECORD}, {BEST_RECIPE}"])
