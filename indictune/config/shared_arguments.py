@@ -38,8 +38,10 @@ AT_LEAST = {
 }
 
 # Fields that hold a share or a probability, below 1. None is allowed.
-SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
-SHARES += ("mlm_probability",)
+SHARES = (
+    *("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split"),
+    "mlm_probability",
+)
 
 # Fields that hold the largest share that is accepted: 1 accepts all. None is allowed.
 LIMITS = ("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share")

@@ -105,8 +105,8 @@ def _load(
     cleans: bool = True,
 ) -> Splits[StoredRows]:
     """The rows of all splits; without `names` they have no labels."""
-    problem_type = names and names.problem_type
-    columns = document_columns(args) if names is None else wanted_columns(cast(TextArguments, args))
+    problem_type = None if names is None else names.problem_type
+    columns = document_columns(cast(RawTextForm, args)) if names is None else wanted_columns(cast(TextArguments, args))
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def read(folder: Path, found: Found) -> dict[str, StoredRows]:

@@ -97,9 +97,7 @@ def _verdicts(trials: Trials) -> list[Verdict]:
     if gap is None:
         why = "Only macro-F1 is tested, by predictions of one label a row that are both in this folder."
         return [Verdict("Best and second are not compared", f"{best} {why}", "warning"), *_what_mattered(trials)]
-    reason = (
-        f"{best} Their macro-F1 differs by {gap.value:+.4f}, 95% interval {gap.low:+.4f} to {gap.high:+.4f}."
-    )
+    reason = f"{best} Their macro-F1 differs by {gap.value:+.4f}, 95% interval {gap.low:+.4f} to {gap.high:+.4f}."
     verdict = Verdict("The best two settings tie", f"{reason} It may be chance.", "warning")
     if gap.low > 0:
         verdict = Verdict("The best setting is better than the second by more than chance", reason, "good")
