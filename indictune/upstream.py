@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
     from datasets import Dataset
+    from optuna.trial import FrozenTrial
     from sacrebleu.metrics.chrf import CHRF
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
@@ -61,6 +62,11 @@ def numbers_in(settings: dict[str, Any]) -> dict[str, Any]:
     from transformers.training_args import _convert_str_dict
 
     return dict(_convert_str_dict(settings))
+
+
+def id_in_storage(trial: FrozenTrial) -> int:
+    """The number by which Optuna's storages (5.0) know a trial; it has another one in its study."""
+    return int(trial._trial_id)
 
 
 def digest_of_split(rows: Dataset) -> str:

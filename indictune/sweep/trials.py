@@ -31,6 +31,7 @@ from indictune.stop_signals import Stopped
 from indictune.supervise.launched_run import RunEnd, run_in_folder
 from indictune.supervise.run_folder import RUN_LOCK, of_another_launch
 from indictune.sweep.definition import SweepPlan, Words, typed
+from indictune.upstream import id_in_storage
 
 _WAIT_S = 1.0
 _HEAVY = (f"{store.PREFIX}*", "*.safetensors", "*.bin", "*.pt")
@@ -120,7 +121,7 @@ class Trials:
             value = self.plan.grid[trial.number][name] if self.plan.grid else trial.params.get(name)
             if value is None:
                 value = sampler.sample_independent(self.study, trial, name, space)
-            self._storage.set_trial_param(trial._trial_id, name, space.to_internal_repr(value), space)
+            self._storage.set_trial_param(id_in_storage(trial), name, space.to_internal_repr(value), space)
             found[name] = [typed(value)]
         return found
 
@@ -132,7 +133,7 @@ class Trials:
             end = self._end_of(plan.command({**flags, **setting}, folder), folder, is_judged)
             evaluations, is_worse = self._judged(folder) if is_judged else ({}, False)
             for number, evaluation in evaluations.items():
-                self._storage.set_trial_intermediate_value(trial._trial_id, number, evaluation)
+                self._storage.set_trial_intermediate_value(id_in_storage(trial), number, evaluation)
             if is_worse:
                 self.study.tell(trial.number, state=TrialState.PRUNED)
                 return
@@ -144,13 +145,13 @@ class Trials:
             values[name] = float(scores.get(plan.metric, math.nan))
             if not math.isfinite(values[name]):
                 why = without_tokens(end.message) or f"its {plan.metric} is {values[name]}"
-                self._storage.set_trial_user_attr(trial._trial_id, "message", f"{name}: {why}")
+                self._storage.set_trial_user_attr(id_in_storage(trial), "message", f"{name}: {why}")
                 self.study.tell(trial.number, state=TrialState.FAIL)
                 return
         found = macro_f1(plan, trial)
         interval = "" if found is None else f"{found.low:.4f} to {found.high:.4f}"
-        self._storage.set_trial_user_attr(trial._trial_id, "interval", interval)
-        self._storage.set_trial_user_attr(trial._trial_id, "values", values)
+        self._storage.set_trial_user_attr(id_in_storage(trial), "interval", interval)
+        self._storage.set_trial_user_attr(id_in_storage(trial), "values", values)
         self.study.tell(trial.number, statistics.fmean(values.values()))
 
     def _end_of(self, command: list[str], folder: Path, is_judged: bool) -> RunEnd:

@@ -22,6 +22,7 @@ from accelerate.commands import launch
 from accelerate.state import PartialState
 from datasets import Dataset
 from huggingface_hub.utils import _http
+from optuna.trial import FrozenTrial
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_state, _fully_shard
 from transformers import PreTrainedConfig, Trainer, trainer_optimizer, training_args
@@ -199,6 +200,7 @@ PRIVATE_NAMES: dict[str, tuple[object, str, str]] = {
         *(training_args, "def _convert_str_dict(passed_value: dict)"),
         "`--lr_scheduler_kwargs` is tried as the Trainer reads it: read numbers in `numbers_in` as it does now.",
     ),
+    "_trial_id": (FrozenTrial, "self._trial_id = trial_id", "Find how a storage knows a trial."),
     "_fingerprint": (
         *(Dataset, "self._fingerprint"),
         "Prepared rows are kept under it: find in `digest_of_split` what changes with the content of a split.",
