@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import StoredRows, map_table, rewrite_table, with_progress
+from indictune.data.cache import StoredRows, forget_mapped, map_table, rewrite_table, with_progress
 from indictune.data.collation import ListColumn
 from indictune.data.text.tokenisation import mapped_dataset
 
@@ -69,12 +69,11 @@ class TextsOfRows:
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:
-    """The rows of a file in groups that are packed together.
-
-    Each group is mapped again, because mapped memory counts as used until the map is closed.
-    """
-    for start in range(0, map_table(path).num_rows, _GROUP_ROWS):
-        yield map_table(path).slice(start, _GROUP_ROWS)
+    """The rows of a file in groups that are packed together."""
+    table = map_table(path)
+    for start in range(0, table.num_rows, _GROUP_ROWS):
+        yield table.slice(start, _GROUP_ROWS)
+        forget_mapped()
 
 
 def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBatch]:
