@@ -68,7 +68,7 @@ _ALL = (
          ("RECIPE.yaml | TASK --train_file F [--seeds N] [--folds K]",
           "[--grid NAME=a,b ... | --search NAME=LOW..HIGH ... --trials N]"), takes_run=True),
     Verb("distil", "make a classifier small: fewer layers, and the vocabulary in use",
-         ("RUN --train_file TEXTS --output_dir D [--layers N]", "[--vocabulary used|all] [the run's flags]"),
+         ("RUN --train_file TEXTS --output_dir D [--layers N]", "[the run's flags]"),
          takes_run=True, logs=True, listens=True),
     Verb("evaluate", "score a finished run's model on a file that is read as in training",
          ("--model DIR --test_file F [--output_dir D] | --compare RUN_A RUN_B", "| --model DIR --lm_eval_tasks T"),

@@ -180,7 +180,7 @@ def _repeats(args: SweepFlags, run: AnyPlan, task: Task[Any, Any, Any], folder: 
 
 
 def _command(asked: Asked, base: Words, flags: Words, folder: Path) -> list[str]:
-    """The command of a run by flags beside the `base`; without a report and a baseline, unless they were typed."""
+    """The command of a run by its flags and the `base`; without a report and a baseline, unless they were typed."""
     quick = {name: ["false"] for name in ("report", "baseline") if name in flags_of(asked.task)}
     fixed = {"push_to_hub": ["false"], "resume_from_checkpoint": [AUTO], "output_dir": [str(folder)]}
     left_out = OF_ROWS if "test_file" in flags else set()  # of a fold

@@ -80,7 +80,7 @@ class SweepPlan:
     Attributes:
         definition: everything that its results depend on, by name.
         grid: the settings that are tried, in order; empty if a sampler suggests `trials` settings.
-        repeats: of each setting, by the name of the folder: the flags of the run, beside those of the setting.
+        repeats: of each setting, by the name of the folder: the flags of the run, besides those of the setting.
         metric: whose mean over the repeats is the value of a setting; the highest is best if `maximises`.
         command: the command of a run, by the flags of a setting and a repeat, and its folder.
         recipe: the flags of a run on the rows that were named, for the recipe of the best setting.
