@@ -9,9 +9,9 @@ The result file has all runs so far, and says which ones are missing. A tenth of
 checkpoint; the held-out file is scored once. `n-grams` is the baseline of the run. `_300` and `_3000` are so many
 random rows of a training file, the same for all contenders.
 
-`share_of_peak` is the floating-point operations of the tokens that were computed, padding included (6 for each token
-and parameter outside the embeddings, and 12 x layers x hidden size x length for the attention: Hoffmann et al. 2022,
-appendix F), a second, next to those of a product of large matrices in the same type, measured just before.
+`share_of_peak` is the rate of floating-point operations, next to that of a product of large matrices in the same type,
+measured just after. All computed tokens count, padding included: 6 operations for each parameter outside the
+embeddings, and 12 x layers x hidden size x length for the attention (Hoffmann et al. 2022, appendix F).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.environment import environment, write_results
+from benchmarks.real_tweets import read
 from benchmarks.real_weights import MINILM, folder_of
 from benchmarks.speed import SAMPLES, write_rows
 from benchmarks.stock_classification import MAX_LENGTH
@@ -51,17 +52,13 @@ _SIZE = 4_096  # of the matrices whose product is timed
 def rows_of(name: str, data: Path) -> dict[str, list[dict[str, Any]]]:
     """The training and test rows of a set."""
     if name == "built_in":
-        parts = {split: _read(SAMPLES / f"{split}.jsonl") for split in ("train", "validation", "test")}
+        parts = {split: read(SAMPLES / f"{split}.jsonl") for split in ("train", "validation", "test")}
         return {"train": parts["train"] + parts["validation"], "test": parts["test"]}
     stem, _, count = name.partition("_")
-    train, test = (_read(data / f"{FILES[stem]}.{split}.jsonl") for split in ("train", "validation"))
+    train, test = (read(data / f"{FILES[stem]}.{split}.jsonl") for split in ("train", "validation"))
     if count:
         train = random.Random(0).sample(train, int(count))
     return {"train": train, "test": test}
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def model_of(contender: str) -> str:
@@ -72,7 +69,7 @@ def model_of(contender: str) -> str:
 
 def ours(contender: str, files: dict[str, Path], seed: int, folder: Path, flags: list[str]) -> dict[str, Any]:
     """Train by the recipe for so many rows; what the run wrote of its scores and its speed."""
-    few = len(_read(files["train"])) < FEW_ROWS
+    few = len(read(files["train"])) < FEW_ROWS
     recipe = "recipes/sentiment/small_from_scratch.yaml" if contender == SMALL else RECIPES[few]
     words = ["scripts/train_sentiment.py", "--config", recipe, "--model_name_or_path", model_of(contender), *flags]
     words += [word for name, path in files.items() for word in (f"--{name}_file", str(path))]
@@ -110,7 +107,7 @@ def stock(contender: str, files: dict[str, Path], seed: int, folder: Path, flags
     words += ["--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true"]
     seconds = _timed(words)
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-    right, rows = [row["label"] for row in _read(files["test"])], len(_read(files["train"]))
+    right, rows = [row["label"] for row in read(files["test"])], len(read(files["train"]))
     names = sorted({*right, *found["predicted"]})
     references, predicted = (np.array([names.index(label) for label in each]) for each in (right, found["predicted"]))
     rate = rows * EPOCHS / found["train_seconds"]
