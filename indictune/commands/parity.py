@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from indictune.commands.train import Asked, command_of_run, read_asked, with_defaults
-from indictune.config.command_line import PARITY_TRACE, flags_of
+from indictune.commands.train import Asked, fit_data_ranks, read_asked, with_defaults
+from indictune.config.command_line import PARITY_TRACE, SCRIPTS, flags_of
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable, table
@@ -22,7 +22,7 @@ from indictune.distributed.choose_launcher import Launcher, choose_launcher, fit
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.parity_traces import TRACE, RunComparison, RunDifference, Traced, compare_traces, draw_losses
 from indictune.supervise import run_folder
-from indictune.supervise.launched_run import run_in_folder
+from indictune.versions import as_seen_from_here, script
 
 ONE = "one process"
 _HEADER = ("strategy", "processes", "loss", "grad norm", "weights", "evaluation", "verdict")
@@ -179,9 +179,10 @@ def exact_flags(asked: Asked, steps: int) -> Asked:
 def run_one(asked: Asked, name: str, launcher: Launcher, folder: Path) -> Ended:
     """Train under a strategy in a folder of its own, and wait for the end. Its console goes to a file there."""
     folder.mkdir(parents=True)
-    command = command_of_run(asked, launcher, folder)
+    asked = fit_data_ranks(replace(asked, flags={**asked.flags, "output_dir": [str(folder)]}), launcher)
+    command = launcher.command(as_seen_from_here(script(SCRIPTS[asked.task])), asked.words())
     began = time.time()
-    end = run_in_folder(command, folder, {PARITY_TRACE: str((folder / TRACE).absolute())})
+    end = run_folder.run_in_folder(command, folder, {PARITY_TRACE: str((folder / TRACE).absolute())})
     kept = "" if end.state == "ok" or not end.message.startswith("exit code") else " --output_dir keeps what it said."
     print(f"indictune: {name} ran for {time.time() - began:.0f} s: {end.state}", file=sys.stderr, flush=True)
     return Ended(name, launcher.processes, folder, end.state, f"{end.message}{kept}")

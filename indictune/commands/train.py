@@ -167,7 +167,7 @@ def with_defaults(asked: Asked) -> Asked:
 
 
 def _default_model(task: str) -> tuple[str, dict[str, list[str]], str]:
-    """The recipe of a run that names none and no model, flags beside it, and a sentence about the model."""
+    """The recipe of a run that names no model, flags that it gets too, and a sentence about the model."""
     if task == "classification":
         if _has_on_hub(_INDICBERT):
             return _FINE_TUNED, {"model_name_or_path": [_INDICBERT]}, f"{_INDICBERT}, by {_FINE_TUNED}."
@@ -223,12 +223,6 @@ def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
     note = f"{ranks} data-parallel ranks share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
     print(f"indictune: {note}", file=sys.stderr)
     return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})
-
-
-def command_of_run(asked: Asked, launcher: Launcher, folder: Path) -> list[str]:
-    """The command that starts the run with `folder` as its `--output_dir`."""
-    asked = fit_data_ranks(replace(asked, flags={**asked.flags, "output_dir": [str(folder)]}), launcher)
-    return launcher.command(as_seen_from_here(script(SCRIPTS[asked.task])), asked.words())
 
 
 def _rows(asked: Asked, name: str) -> int | None:

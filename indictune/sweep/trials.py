@@ -28,8 +28,7 @@ from indictune.evaluation.comparison import PredictedRow, difference_of, macro_f
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import METRICS, is_finished, json_or_nothing, lock_file, lock_if_possible
 from indictune.stop_signals import Stopped
-from indictune.supervise.launched_run import RunEnd, run_in_folder
-from indictune.supervise.run_folder import RUN_LOCK, of_another_launch
+from indictune.supervise.run_folder import RUN_LOCK, RunEnd, of_another_launch, run_in_folder
 from indictune.sweep.definition import SweepPlan, Words, typed
 from indictune.upstream import id_in_storage
 
@@ -172,8 +171,8 @@ class Trials:
     def _judged(self, folder: Path) -> tuple[dict[int, float], bool]:
         """The evaluations of a run, by number, up to one that is worse than the median of earlier trials, if any is.
 
-        They are those of the newest checkpoint that the run's flags ask for, also when it has ended, so the decision
-        does not depend on when the sweep looked, or was killed. The last step has nothing left to save.
+        They are read from the newest checkpoint that the run's flags ask for, also when the run has ended. So the
+        decision does not depend on when the sweep looked, or was killed. The last step has nothing left to save.
         """
         found, name = dict[int, float](), f"eval_{self.plan.metric}"
         manifests = ((each, store.read_manifest(each)) for each in store.checkpoints_in(folder))

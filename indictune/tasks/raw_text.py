@@ -19,9 +19,17 @@ from indictune.config.arguments import MaskedTextArguments, ModelArguments, RawT
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.cache import StoredRows
-from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.document_pieces import PLACES, Cutter, Masking, MaskWords, tokenise_documents
-from indictune.data.documents import BUILTIN_TEXTS, document_reader
+from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest
+from indictune.data.documents import (
+    BUILTIN_TEXTS,
+    PLACES,
+    Cutter,
+    Masking,
+    MaskWords,
+    counted_places,
+    document_reader,
+    tokenise_documents,
+)
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
 from indictune.data.load_rows import load_documents
@@ -215,11 +223,8 @@ class MaskedTokens(GuessedTokens):
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         labels = inputs.pop("labels")
-        rows, columns = (labels >= 0).nonzero(as_tuple=True)
-        places = rows * labels.shape[1] + columns
-        if not len(places):  # a batch of dummy rows
-            places = labels.new_zeros(1)
+        places = counted_places(labels)
         logits = model(**inputs, **{PLACES: places}).logits[0]
         losses = functional.cross_entropy(logits.float(), labels.flatten()[places], reduction="none")
         of_rows = torch.zeros(len(labels), device=losses.device).index_add(0, places // labels.shape[1], losses)
-        return of_rows, (labels >= 0).sum(-1)
+        return of_rows, (labels != IGNORED_LABEL).sum(-1)

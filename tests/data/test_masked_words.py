@@ -7,7 +7,7 @@ import torch
 
 from indictune.data.batching import NO_ROW
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.data.document_pieces import Masking, MaskWords
+from indictune.data.documents import Masking, MaskWords
 
 MASK = 4
 MASKING = Masking(0.15, MASK, np.arange(10, 1000))

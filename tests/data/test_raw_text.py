@@ -12,7 +12,7 @@ import pytest
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_recipe
-from indictune.data.document_pieces import Cutter
+from indictune.data.documents import Cutter
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer

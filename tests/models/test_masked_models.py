@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForMaskedLM, DistilBertConfig
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.data.document_pieces import PLACES, Masking, MaskWords
+from indictune.data.documents import PLACES, Masking, MaskWords
 from indictune.models.unpadded import MASKED, choose_masked, uncounted_token
 from indictune.tasks.loss import ExactLoss
 from tests.models.tiny import CONFIGS, SMALL

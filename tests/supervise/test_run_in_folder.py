@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from indictune import stop_signals
-from indictune.supervise.launched_run import CONSOLE, RunEnd, run_in_folder
+from indictune.supervise.run_folder import CONSOLE, RunEnd, run_in_folder
 
 KILLED = "import os, pathlib; pathlib.Path(os.environ['COUNTS']).write_text('oom_kill 1'); os.kill(os.getpid(), 9)"
 REPORTS = """
