@@ -33,6 +33,7 @@ from indictune.sweep.definition import SweepPlan, Words, typed
 from indictune.upstream import id_in_storage
 
 _WAIT_S = 1.0
+_OPENINGS = 5
 _HEAVY = (f"{store.PREFIX}*", "*.safetensors", "*.bin", "*.pt")
 
 
@@ -47,11 +48,12 @@ def _refusing(url: str) -> Iterator[None]:
 
 
 def _opened(url: str) -> RDBStorage:
-    try:
-        return RDBStorage(url)
-    except (SQLAlchemyError, RuntimeError, AssertionError):  # another sweep may be making its tables
-        time.sleep(_WAIT_S)
-        return RDBStorage(url)
+    for _ in range(_OPENINGS - 1):
+        try:
+            return RDBStorage(url)
+        except (SQLAlchemyError, RuntimeError, AssertionError):  # another sweep may be making its tables
+            time.sleep(_WAIT_S)
+    return RDBStorage(url)
 
 
 class Trials:
