@@ -164,8 +164,15 @@ def small(reader: Path) -> Path:
     return reader
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("words", [words for words in TO_RUN if words != SMALL], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=pytest.mark.slow if words[:2] == ["indictune", "train"] else pytest.mark.more)
+        for words in TO_RUN
+        if words != SMALL
+    ],
+    ids=" ".join,
+)
 def test_a_command_runs(words: list[str], small: Path) -> None:
     run(words, small)
 

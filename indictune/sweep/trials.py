@@ -19,7 +19,7 @@ import optuna
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from indictune.checkpoint import store
 from indictune.credentials import without_tokens
@@ -51,7 +51,7 @@ def _opened(url: str) -> RDBStorage:
     for _ in range(_OPENINGS - 1):
         try:
             return RDBStorage(url)
-        except (SQLAlchemyError, RuntimeError, AssertionError):  # another sweep may be making its tables
+        except (IntegrityError, OperationalError, RuntimeError, AssertionError):  # another sweep makes its tables
             time.sleep(_WAIT_S)
     return RDBStorage(url)
 

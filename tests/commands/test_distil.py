@@ -181,7 +181,7 @@ def test_the_student_serves_as_any_model(distilled: Path) -> None:
     assert (by_graph.argmax(1) == logits.argmax(1)).mean() > 0.8
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_same_command_ends_what_was_not_done_and_keeps_the_rest(
     distilled: Path, finished_run: FinishedRun
 ) -> None:

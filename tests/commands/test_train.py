@@ -96,7 +96,7 @@ def test_without_a_model_the_best_one_that_can_be_had_is_taken(
     assert taken() == ("small_data", "ai4bharat/IndicBERTv2-MLM-only")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_several_processes_end_with_the_code_of_the_run_and_no_traceback(empty: Path) -> None:
     done = typed(empty, "train", "sentiment", "--train_file", "tweet.csv", "--num_processes", "2")
     assert done.returncode == 2

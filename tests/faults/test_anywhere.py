@@ -32,8 +32,8 @@ BATCHES = {
 
 
 def _marks(number: int, step: int) -> list[pytest.MarkDecorator]:
-    """`make test` stops one kind of batches after one step, `make test-more` four more; the slow tests try all."""
-    if step != 1 + 2 * (number % 3) or number % 2 == 0:
+    """`make test` stops one kind of batches after one step, `make test-more` two more; the slow tests try all."""
+    if step != 1 + 2 * (number % 3) or number % 4 != 1:
         return [pytest.mark.slow]
     return [] if number == 1 else [pytest.mark.more]
 
@@ -100,7 +100,6 @@ def ended(job: Job) -> dict[str, Any]:
 
 # After two steps, in the middle of an epoch; the slow tests try all. DDP goes on in `test_a_request_to_one_rank_...`.
 MARKS: dict[tuple[str, int], list[pytest.MarkDecorator]] = {
-    ("zero2", 2): [pytest.mark.more],
     ("fsdp2", 3): [pytest.mark.more],
 }
 ALL = [

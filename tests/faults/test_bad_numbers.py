@@ -110,7 +110,7 @@ def test_a_step_that_is_left_out_changes_no_weight(
     assert losses[2] == "nan" or event == GRADIENT
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip"))
     result = job.start(f"{LOSS}+ENOSPC@indictune.files:json_line:1")
@@ -173,7 +173,7 @@ def rolled_back_at_step_5(saved_run: Job, folder: Path, fault: str) -> tuple[Job
     return job, result.returncode, result.stderr
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
     job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "FLIPPED")
     assert code == 0, said
@@ -237,7 +237,7 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     assert job.status["message"].endswith("[no-checkpoint-to-roll-back-to]")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_path: Path) -> None:
     """This schedule lowers the rate that the optimizer has; its states, of step 4, have that of before step 6."""
     settings = {"factor": 0.5, "patience": 0, "threshold": 1}  # nothing is good enough
@@ -258,7 +258,7 @@ def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_pat
     assert rates[-1] < rates[4]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "call", "saves"),
     [

@@ -48,7 +48,7 @@ def test_it_is_the_best_of_those_that_were_saved(unbroken: Job) -> None:
     assert best_of(unbroken) == (["checkpoint-8", "checkpoint-3"], "checkpoint-3", 3)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_it_may_be_that_of_the_last_step_which_every_run_saves(unbroken: Job, tmp_path: Path) -> None:
     job = replace(unbroken, folder=tmp_path / "out", flags=(*EVERY_THIRD, "--eval_delay", "8"))
     result = job.start()
@@ -56,7 +56,7 @@ def test_it_may_be_that_of_the_last_step_which_every_run_saves(unbroken: Job, tm
     assert "The model is that of checkpoint-8, the best by accuracy" in result.stderr
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "is_due"), [((), True), (ONE_BATCH, False)], ids=["before it", "after it"])
 def test_a_step_that_is_saved_because_of_a_stop_is_not_the_best(
     unbroken: Job, tmp_path: Path, flags: tuple[str, ...], is_due: bool
@@ -89,7 +89,7 @@ def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, t
     assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_that_ends_with_the_last_weights_compares_all_and_one_that_goes_on_with_it_need_not(
     unbroken: Job, tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ def test_no_disk_replaces_a_step_that_another_does_not_take(finished_run: Finish
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_no_disk_names_a_checkpoint_that_another_has_not_in_full(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The second is killed before its manifest is written."""
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -288,7 +288,7 @@ def test_a_disk_that_fills_up_is_reported_and_the_run_resumes_when_there_is_room
     assert job.outcome() == unbroken
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place", [f"{STEP}:4", pytest.param("pathlib:Path.rename:2", marks=slow)], ids=["before", "amid"]
 )
@@ -359,7 +359,7 @@ def test_a_model_that_the_disk_does_not_take_is_reported_and_the_last_checkpoint
     assert launcher != "python" or job.outcome() == unbroken
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_on(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_run_that_is_killed_while_its_model_moves_to_its_place_moves_all_of_it
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("place", "newest"), [(f"{STEP}:5", 4), (f"{SAVE}:2", 2)])
+@pytest.mark.parametrize(("place", "newest"), [pytest.param(f"{STEP}:5", 4, marks=pytest.mark.slow), (f"{SAVE}:2", 2)])
 def test_a_run_of_zero3_whose_rank_is_killed_ends_as_if_it_was_not(
     finished_run: FinishedRun, tmp_path: Path, place: str, newest: int
 ) -> None:

@@ -73,7 +73,7 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     assert [recipe[name] for name in ("learning_rate", "weight_decay", "num_train_epochs")] == [0.0001, 0.0, 1.5]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_values(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_deepspeed_file_may_gain_or_lose_an_optimizer_and_a_schedule(
     assert "other settings" not in result.stderr
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job: Job) -> None:
     flags = ("--logging_steps", "1", "--eval_steps", "4", "--save_steps", "4")
     result = replace(job, flags=(*job.flags, *flags)).start()
@@ -197,7 +197,7 @@ def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, t
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "patience", "last"),
     [
@@ -217,7 +217,7 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert store.checkpoints_in(job.folder)[0].name == f"checkpoint-{last}"
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -237,7 +237,7 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [True, False])
 def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path, is_known: bool
@@ -267,7 +267,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -293,7 +293,7 @@ def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     assert before.validation == after.validation is not None
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_rows_whose_tokens_the_run_trains_already_may_take_the_place_of_others(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:

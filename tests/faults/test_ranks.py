@@ -29,8 +29,8 @@ SLOW = ("zero1", "zero2", "zero3_offload")
 # of a group evaluate all rows together.
 STRATEGIES = [
     ("ddp", None),
-    *(pytest.param(name, 2, marks=pytest.mark.more) for name in ("fsdp2", "zero3")),
-    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ddp", *SLOW)),
+    pytest.param("fsdp2", 2, marks=pytest.mark.more),
+    *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ddp", "zero3", *SLOW)),
     *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("pipeline", "tp")),
 ]
 
@@ -155,7 +155,7 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
             psutil.Process(pid).kill()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_rank_does_not_wait_to_join_one_that_has_ended(finished_run: FinishedRun, tmp_path: Path) -> None:
     """It waits in C++, where no signal is heard, and the launcher would kill it after 30 s."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))

@@ -188,7 +188,7 @@ def test_a_slurm_job_finds_its_ranks_whatever_the_script_is_called(slurm: dict[s
     assert (tmp_path / "calls").read_text(encoding="utf-8") == f"requeue {JOB_ID}\n"
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_slurm_job_that_ends_before_it_can_save_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """Its ranks were killed before one could tell anything; an attempt before has failed."""
     (tmp_path / "out").mkdir()
@@ -454,7 +454,7 @@ def test_torchrun_tells_that_it_would_start_what_does_not_go_on(finished_run: Fi
     assert job.status["message"].endswith("[restarts-from-named-checkpoint]")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "3"))
     result = job.start(f"SIGTERM@{STEP}:3")  # of each rank, in each start

@@ -42,7 +42,7 @@ def unbroken(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     [
         pytest.param(f"{STEP}:1", 2, marks=pytest.mark.more),  # the flag is read a step later
         pytest.param(f"{STEP}:3", 4, marks=pytest.mark.slow),
-        pytest.param(f"{STEP}:7", 8, marks=pytest.mark.more),
+        pytest.param(f"{STEP}:7", 8, marks=pytest.mark.slow),
         pytest.param(f"{EVALUATION}:1", 2, marks=pytest.mark.slow),
         (f"{EVALUATION}:6", 4),
         pytest.param(f"{SAVE}:2", 4, marks=pytest.mark.more),
@@ -132,7 +132,7 @@ def unbroken_with_room_for_one(recipe: Path, tmp_path_factory: pytest.TempPathFa
     return job
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "left"), [("give_name:2", [2]), ("remove:1", [4, 2])])
 def test_a_checkpoint_goes_after_the_next_has_its_name(
     unbroken_with_room_for_one: Job, tmp_path: Path, place: str, left: list[int]
@@ -309,7 +309,7 @@ def test_a_stop_of_one_rank_while_a_split_model_is_saved_stops_all(recipe: Path,
 @pytest.mark.parametrize(
     ("launcher", "token"),
     [
-        pytest.param("python", "3", marks=pytest.mark.more),
+        pytest.param("python", "3", marks=pytest.mark.slow),
         pytest.param("python", "11", marks=pytest.mark.slow),
         pytest.param("fsdp2", "3@1", marks=pytest.mark.slow),
     ],
@@ -335,7 +335,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     assert (job.folder / "metrics.json").exists()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> None:
     """Where nothing was saved, the rest is done first."""
     sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
@@ -408,7 +408,7 @@ AT_ITS_LAST_STEP = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6"
 EARLY = ("--early_stopping_patience", "1", "--learning_rate", "0", "--num_train_epochs", "9")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "batch", "kept"),
     [(AT_ITS_LAST_STEP, 6, ["checkpoint-6"]), (EARLY, 10, ["checkpoint-4", "checkpoint-2"])],
@@ -434,7 +434,7 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     assert store.damage(last) == []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out")
     # Written, and not yet read back.
@@ -446,7 +446,7 @@ def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[s
     assert job.outcome() == unbroken
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
@@ -461,7 +461,7 @@ def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) 
     assert f"The best checkpoint so far, {first.name}, is forgotten: " in result.stderr
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: Path) -> None:
     flags = ("--eval_steps", "1", "--save_steps", "3", "--save_total_limit", "1", "--load_best_model_at_end", "false")
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
@@ -476,7 +476,7 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "event", ["SIGTERM@indictune.checkpoint.save:Checkpoints._manifest:2", f"SIGKILL@{EVALUATION}:2"]
 )
@@ -494,7 +494,7 @@ def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Pat
 IN_MID_EPOCH = ("--max_steps", "6", "--eval_strategy", "epoch")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_stopped(
     recipe: Path, tmp_path: Path
 ) -> None:
@@ -507,7 +507,7 @@ def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_stoppe
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_killed(recipe: Path, tmp_path: Path) -> None:
     flags = (*IN_MID_EPOCH, "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
@@ -522,7 +522,7 @@ def evaluated(job: Job) -> list[int]:
     return [entry["step"] for entry in job.outcome()["history"] if "eval_loss" in entry]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_goes_on(
     recipe: Path, tmp_path: Path
 ) -> None:
@@ -537,7 +537,7 @@ def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(f"SIGKILL@{STEP}:5", marks=pytest.mark.more),
+        pytest.param(f"SIGKILL@{STEP}:5", marks=pytest.mark.slow),
         pytest.param(f"SIGTERM@{STEP}:2", marks=pytest.mark.slow),
     ],
 )
@@ -551,7 +551,7 @@ def test_the_line_of_an_epoch_is_not_lost(recipe: Path, tmp_path: Path, event: s
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_is_not_stopped_once_its_model_is_finished(recipe: Path, tmp_path: Path) -> None:
     flags = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
@@ -561,7 +561,7 @@ def test_a_run_without_a_checkpoint_is_not_stopped_once_its_model_is_finished(re
     assert Run(job.folder).metrics["eval"]["num_examples"] == 13
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -574,7 +574,7 @@ def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     assert job.outcome()["history"] == unbroken["history"]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_more(
     recipe: Path, tmp_path: Path
 ) -> None:

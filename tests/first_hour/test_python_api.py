@@ -103,7 +103,7 @@ def test_mistakes_are_raised_as_problems(folder: Path, tmp_path: Path) -> None:
     assert missing.value.code == "task-missing"
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_launch_flags_may_be_keys_and_problems_keep_theirs(
     run: indictune.Result, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ def test_help_fits_80_columns(
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > COLUMNS] == []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_bar_of_predict_shows_speed_and_time_left_on_one_line(tmp_path: Path) -> None:
     model, rows = saved_classifier(tmp_path / "model"), 12_500
     (tmp_path / "in.txt").write_text("बहुत अच्छी फिल्म थी\n" * rows, encoding="utf-8")

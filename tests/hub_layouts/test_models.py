@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ SHORT = (
     *("--max_steps", "2", "--max_length", "96", "--save_strategy", "no", "--eval_strategy", "no"),
     *("--global_batch_size", "8", "--per_device_train_batch_size", "4"),
 )
+
+MORE = {"ai4bharat/IndicBERTv2-MLM-only", "answerdotai/ModernBERT-base", "ai4bharat/IndicBERT-v3-270M"}
+MORE |= {"sarvamai/sarvam-1", "meta-llama/Llama-3.2-1B-Instruct"}
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Each name; `make test-more` runs those of `MORE`, and the others are slow."""
+    return [pytest.param(name, marks=pytest.mark.more if name in MORE else pytest.mark.slow) for name in names]
 
 
 def codes(said: str) -> list[str]:
@@ -61,12 +70,7 @@ def check(name: str, found: dict[str, Any]) -> None:
     assert found == recorded.get(name)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-    "name",
-    # Those with translated pairs have the layout of the first.
-    [pytest.param(name, marks=pytest.mark.slow if name.endswith("-TLM") else ()) for name in ENCODERS],
-)
+@pytest.mark.parametrize("name", marked(ENCODERS))
 def test_a_classifier(place: Place, name: str) -> None:
     trust = ("--trust_remote_code", "true") if name == "ai4bharat/IndicBERT-v3-270M" else ()
     found = tried(place, name, "sentiment", "--train_file", place.rows("tweets.jsonl", TWEETS), *trust)
@@ -76,8 +80,7 @@ def test_a_classifier(place: Place, name: str) -> None:
     check(name, found)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", marked(DECODERS))
 def test_a_language_model(place: Place, name: str) -> None:
     template = ("--chat_template", "tulu") if name == "ai4bharat/Airavata" else ()
     found = tried(place, name, "llama", "--train_file", place.rows("chats.jsonl", CHATS), *template)

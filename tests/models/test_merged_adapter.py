@@ -136,7 +136,7 @@ QUICK_KINDS = ("dora", "head and embedding")
 
 @pytest.mark.parametrize(
     "kind",
-    [*QUICK_KINDS, *(pytest.param(each, marks=pytest.mark.more) for each in KINDS if each not in QUICK_KINDS)],
+    [*QUICK_KINDS, *(pytest.param(each, marks=pytest.mark.slow) for each in KINDS if each not in QUICK_KINDS)],
 )
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_a_merged_language_model_is_the_adapted_one(tmp_path: Path, kind: str, tied: bool) -> None:

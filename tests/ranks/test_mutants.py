@@ -27,8 +27,13 @@ def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> N
     assert all(bool(weight.isfinite().all()) for weight in run.weights.values())
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("mutant", sorted(mutants.MUTANTS))
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(name, marks=pytest.mark.more if name == "lost_row" else pytest.mark.slow)
+        for name in sorted(mutants.MUTANTS)
+    ],
+)
 def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_path: Path, mutant: str) -> None:
     one = run_under("single", 1, *PLAIN)
     run = train(torchrun(2), tmp_path, "--config", str(job), script=mutants.__file__, MUTANT=mutant)

@@ -173,7 +173,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     ("name", "strategy", "ranks"),
     [
         pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
-        *(pytest.param(name, "single", 1, marks=pytest.mark.more) for name in ("regression", "multi_label", "pairs")),
+        pytest.param("pairs", "single", 1, marks=pytest.mark.more),
+        *(pytest.param(name, "single", 1, marks=pytest.mark.slow) for name in ("regression", "multi_label")),
     ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(
@@ -233,7 +234,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 # The slow tests try all pairs.
 MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), ("soft_labels", "ddp")}
-MORE |= {(name, strategy) for name in ("pairs", "mlm", "clm") for strategy in ("ddp", "fsdp2", "zero3")}
+MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 PAIRS.remove(("mlm", "pipeline"))  # which is refused
 

@@ -62,7 +62,7 @@ def test_a_first_setting_that_is_refused_ends_the_sweep_and_is_tried_again(tmp_p
     assert [each.state.name for each in Trials(plan).all()] == ["RUNNING"]
 
 
-@pytest.mark.parametrize("content", [b"no database, but a text\n" * 100, None])
+@pytest.mark.parametrize("content", [b"no database, but a text\n" * 100, pytest.param(None, marks=pytest.mark.more)])
 def test_a_storage_that_is_damaged_or_no_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
     plan = acted_sweep(tmp_path / "out", GRID)
     if content is None:
