@@ -13,6 +13,7 @@ difference of the seeds' scores. Each run is kept in --work, and the next start 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import math
@@ -21,7 +22,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def setting_of(variant: str, rows: int) -> Setting:
 
 def in_devanagari(text: str) -> str:
     """Words in Latin letters as Devanagari, by the rules of ITRANS; links, handles and marks stay."""
-    from indic_transliteration import sanscript
+    sanscript = importlib.import_module("indic_transliteration.sanscript")
 
     words = text.split()
     plain = [word.lower() if word.isascii() and word.isalpha() else "" for word in words]
@@ -134,7 +135,7 @@ class Run:
         self.pad = int(self.model.config.pad_token_id)
         counts = np.bincount([label for _, label in rows["train"]], minlength=classes)
         weights = torch.tensor(counts.sum() / (classes * np.maximum(counts, 1)), dtype=torch.float32)
-        self.loss = torch.nn.CrossEntropyLoss(
+        self.loss: Callable[..., torch.Tensor] = torch.nn.CrossEntropyLoss(
             weight=weights if setting.class_weights else None, label_smoothing=setting.smoothing
         )
         self._keep_used_embeddings()
@@ -143,22 +144,26 @@ class Run:
         """Rows of embeddings that no text uses are dropped, for speed: they would get no gradient."""
         embedding = self.model.get_input_embeddings()
         used = sorted({id for part in self.rows.values() for ids, _ in part for id in ids} | {self.pad})
+        weight = embedding.weight.data[used].clone()
         places = {id: place for place, id in enumerate(used)}
         self.rows = {
             name: [([places[id] for id in ids], label) for ids, label in part] for name, part in self.rows.items()
         }
         self.pad = places[self.pad]
-        kept = torch.nn.Embedding.from_pretrained(embedding.weight.data[used].clone(), freeze=False)
+        kept = torch.nn.Embedding(len(weight), weight.shape[1], _weight=weight)
         self.model.set_input_embeddings(kept)
 
     def logits(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """[rows, classes]"""
+        found: torch.Tensor
         with torch.autocast("cpu", torch.bfloat16):
-            if not self.setting.mean_pooling:
-                return self.model(input_ids=ids, attention_mask=mask).logits.float()
-            states = self.model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
-            means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-            return self.model.classifier(self.model.dropout(means)).float()
+            if self.setting.mean_pooling:
+                states = self.model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+                means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+                found = self.model.classifier(self.model.dropout(means))
+            else:
+                found = self.model(input_ids=ids, attention_mask=mask).logits
+        return found.float()
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameters by depth: the head has the whole learning rate, a layer a part of that of the layer above."""

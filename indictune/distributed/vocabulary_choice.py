@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FLAG = "--active_vocabulary"
+_ROWS_AT_ONCE = 100_000
 LEAST_UNUSED_SHARE = 0.1  # of the rows, for `auto`: a judgement, not a measurement
 
 
@@ -93,11 +94,19 @@ def rows_to_train(
         logger.debug("active vocabulary: not used: %s", reason)
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())
-    row_ids = used_ids(datasets, tokenizer, embedding)
-    forget_mapped()
+    row_ids = used_ids(_in_parts(datasets), tokenizer, embedding)
     if args.active_vocabulary == "auto" and len(row_ids) > (1 - LEAST_UNUSED_SHARE) * embedding.num_embeddings:
         return None
     return row_ids
+
+
+def _in_parts(datasets: Iterable[Dataset | None]) -> Iterator[Dataset]:
+    """Some rows of each dataset at a time; the memory of those that were read is given back."""
+    for dataset in datasets:
+        for start in range(0, 0 if dataset is None else len(dataset), _ROWS_AT_ONCE):
+            assert dataset is not None
+            yield dataset.select(range(start, min(start + _ROWS_AT_ONCE, len(dataset))))
+            forget_mapped()
 
 
 def with_learned_vocabulary(plan: AnyPlan, tokenizer: Tokenizer) -> AnyPlan:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 
 from indictune.data.batching import NO_ROW
+from indictune.data.cache import map_table, write_table
 from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinRows, PadToLongest, Row, lengths_of
 
 ROWS: list[Row] = [
@@ -185,3 +188,23 @@ def test_rows_are_read_where_they_lie_in_tables_of_several_pieces_too() -> None:
     backwards = IndexedRows(pieces[0].select([1, 0]))
     assert [plain(backwards[index])["input_ids"] for index in range(2)] == [[2, 3], [1]]
     assert lengths_of(Dataset.from_dict({"length": [3, 1, 2]})).tolist() == [3, 1, 2]
+
+
+def mapped_bytes() -> int:
+    """Bytes of files that this process holds in memory."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+
+def test_rows_that_were_read_leave_the_memory(tmp_path: Path) -> None:
+    """The file has 60 MB, and a row of it 40 kB."""
+    texts = pa.array([np.arange(10_000, dtype=np.int32)] * 1_500)
+    batch = pa.record_batch({"input_ids": texts, "labels": pa.array([1] * 1_500)})
+    write_table(tmp_path / "rows.arrow", batch.schema, [batch])
+    rows = IndexedRows(Dataset(map_table(tmp_path / "rows.arrow")))
+    before = mapped_bytes()
+    most = 0
+    for number in range(len(rows)):
+        assert rows[number]["input_ids"].sum() == 49_995_000
+        most = max(most, mapped_bytes() - before)
+    assert most < 30_000_000
