@@ -201,7 +201,7 @@ def test_rows_that_were_read_leave_the_memory(tmp_path: Path) -> None:
     texts = pa.array([np.arange(10_000, dtype=np.int32)] * 1_500)
     batch = pa.record_batch({"input_ids": texts, "labels": pa.array([1] * 1_500)})
     write_table(tmp_path / "rows.arrow", batch.schema, [batch])
-    rows = IndexedRows(Dataset(map_table(tmp_path / "rows.arrow")))
+    rows = IndexedRows(Dataset(map_table(tmp_path / "rows.arrow"), fingerprint="rows"))
     before = mapped_bytes()
     most = 0
     for number in range(len(rows)):
