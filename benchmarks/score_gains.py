@@ -45,15 +45,15 @@ Rows = list[tuple[list[int], int]]
 class Setting:
     """What a run does. Everything that is 0 or False is off."""
 
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     batch: int = 16
-    updates: int = 0  # in all; 0: as many as so many epochs have
     epochs: int = 4
     warm_up: float = 0.1
     layer_decay: float = 1.0  # each layer's learning rate, as a part of that of the layer above
     frozen_embeddings: bool = False
     mean_pooling: bool = False
     averaged: float = 0.0  # the last part of the updates, whose weights are averaged
+    dropout: float = 0.1
     smoothing: float = 0.0
     class_weights: bool = False
     r_drop: float = 0.0  # weight of the divergence of two passes (Liang et al. 2021)
@@ -65,7 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     NGRAMS: {},
     "base": {},
     "learning rate 5e-5": {"learning_rate": 5e-5},
-    "learning rate 1e-4": {"learning_rate": 1e-4},
+    "learning rate 2e-4": {"learning_rate": 2e-4},
     "learning rate 4e-4": {"learning_rate": 4e-4},
     "batches of 32": {"batch": 32},
     "batches of 8": {"batch": 8},
@@ -76,6 +76,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "frozen embeddings": {"frozen_embeddings": True},
     "mean pooling": {"mean_pooling": True},
     "averaged weights": {"averaged": 0.3},
+    "without dropout": {"dropout": 0.0},
     "label smoothing 0.1": {"smoothing": 0.1},
     "class weights": {"class_weights": True},
     "R-Drop 1": {"r_drop": 1.0},
@@ -131,7 +132,12 @@ class Run:
     def __init__(self, setting: Setting, model: str, rows: dict[str, Rows], classes: int, seed: int) -> None:
         torch.manual_seed(seed)
         self.setting, self.rows, self.order = setting, rows, random.Random(seed)
-        self.model: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=classes)
+        self.model: Any = AutoModelForSequenceClassification.from_pretrained(
+            model,
+            num_labels=classes,
+            hidden_dropout_prob=setting.dropout,
+            attention_probs_dropout_prob=setting.dropout,
+        )
         self.pad = int(self.model.config.pad_token_id)
         counts = np.bincount([label for _, label in rows["train"]], minlength=classes)
         weights = torch.tensor(counts.sum() / (classes * np.maximum(counts, 1)), dtype=torch.float32)
