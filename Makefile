@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.developing
 BUILT := $(VENV)/.built
 SITE := $(VENV)/.docs
 # A file's tests share the runs that they compare, so a file stays with one process.
@@ -16,7 +17,7 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 
 .PHONY: install demo demo-small weights demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
 
-install: $(STAMP)  ## make .venv, with everything that a run needs
+install: $(DEV)  ## make .venv, with everything that a run, a server and the tests need
 
 demo: $(STAMP)  ## fine-tune a pretrained encoder on the built-in tweets, and label five sentences: three minutes
 	rm -rf outputs/demo
@@ -75,7 +76,7 @@ test-faults: $(BUILT)  ## everything that can happen to a run, under every strat
 # One GPU of 80 GB has memory for 8 processes. GPU_TESTS may name some of the files.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS ?= tests/gpu
-test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests that need a GPU: it fails without one
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(DEV))  ## the tests that need a GPU: it fails without one
 	REQUIRE_GPU=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest \
 		--numprocesses 8 --dist worksteal --verbose -m gpu $(GPU_TESTS)
 
@@ -104,14 +105,14 @@ matrix: $(BUILT)  ## try every method under every strategy file, and write the t
 	$(BIN)/python -m docs.method_matrix $(MATRIX)
 	$(BIN)/python -m docs.generate
 
-bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
+bench: $(DEV)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.bench
 
 docs: $(SITE)  ## generate the pages of errors and flags, build the site into site/, check its links
 	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
@@ -121,17 +122,22 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# What the demos do without: servers, exports, tests.
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # DeepSpeed compiles when it is first needed: two minutes, and again in each environment. Tests that end runs early would
 # end it too. mypy reads the types of the libraries, which this script imports without any of ours: a minute.
-$(BUILT): $(STAMP)
+$(BUILT): $(DEV)
 	$(BIN)/python -m tests.build_operators
 	$(BIN)/mypy benchmarks/bare_trainer.py
 	touch $@
 
-$(SITE): $(STAMP)
+$(SITE): $(DEV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 

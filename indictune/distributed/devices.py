@@ -86,6 +86,19 @@ def missing_gpu(plan: AnyPlan) -> str:
     return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {parameters} PARAMETERS TRAIN SLOWLY ON A CPU."
 
 
+def slow_bf16(plan: AnyPlan) -> str:
+    """A note that this CPU multiplies slower in bf16 than in float32; empty where it does not.
+
+    Without AMX (Sapphire Rapids and newer) bf16 took twice as long (torch 2.13, two cores of a Xeon with AVX512-BF16).
+    """
+    if plan.gpus or dtype_of(plan.training) != "bf16":
+        return ""
+    share = operations_per_second(torch.bfloat16) / operations_per_second()
+    if share >= 1:
+        return ""
+    return f"This CPU multiplies matrices in bf16 at {share:.1f} of its speed in float32. --bf16 false may be faster."
+
+
 def default_tf32(training: IndicTrainingArguments) -> bool | None:
     """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
 
@@ -137,9 +150,9 @@ def check_cpu_time(plan: AnyPlan, train: Dataset) -> None:
         raise UserError("cpu-for-hours", "--allow_cpu", mark=mark, hours=f"{expected_s / 3600:,.0f}")
 
 
-def operations_per_second() -> float:
-    """Floating-point operations a second of a product of two fp32 matrices in this process."""
-    left = torch.ones(_SIDE, _SIDE)
+def operations_per_second(dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations a second of a product of two matrices in this process."""
+    left = torch.ones(_SIDE, _SIDE, dtype=dtype)
     times = []
     for _ in range(3):  # the first one warms up
         began = time.perf_counter()

@@ -15,7 +15,7 @@ from indictune.checkpoint import compatibility
 from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted, choose_resume_point
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import elastic
-from indictune.distributed.devices import missing_gpu, where_it_runs
+from indictune.distributed.devices import missing_gpu, slow_bf16, where_it_runs
 from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
@@ -254,7 +254,7 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
         if warning := missing_gpu(plan):
             logger.warning(warning)
         logger.info(where_it_runs(plan))
-        if note := dropout_note(plan):
+        for note in filter(None, (slow_bf16(plan), dropout_note(plan))):
             logger.info(note)
     inputs = replace(task.open(plan, problems), checkpoint=None if problems else _at_a_glance(plan).checkpoint)
     if inputs.sources is not None and "train" in inputs.sources:

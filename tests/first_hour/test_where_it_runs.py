@@ -14,7 +14,7 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan, Launch
-from indictune.distributed.devices import check_cpu_time, meta_of, missing_gpu, where_it_runs
+from indictune.distributed.devices import check_cpu_time, meta_of, missing_gpu, slow_bf16, where_it_runs
 from indictune.errors import problems_of
 from indictune.models.config_shapes import meta_model
 from indictune.preflight.checks import dropout_note
@@ -84,6 +84,26 @@ def test_a_large_recipe_for_gpus_warns_in_capitals_without_one(plan: AnyPlan, ma
 )
 def test_several_processes_are_told_of_dropout(plan: AnyPlan, told: bool) -> None:
     assert ("--dropout 0" in dropout_note(plan)) == told
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds_in_bf16", "told"),
+    [
+        (plan_of({"bf16": True}), 2.0, "at 0.5 of its speed"),
+        (plan_of({"bf16": True}), 0.5, ""),
+        (plan_of({"bf16": True}, gpus=1), 2.0, ""),
+        (plan_of(), 2.0, ""),
+    ],
+)
+def test_a_cpu_that_multiplies_slower_in_bf16_says_so(
+    plan: AnyPlan, seconds_in_bf16: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(dtype: torch.dtype = torch.float32) -> float:
+        return 1 / seconds_in_bf16 if dtype == torch.bfloat16 else 1.0
+
+    monkeypatch.setattr("indictune.distributed.devices.operations_per_second", speed)
+    assert told in slow_bf16(plan)
+    assert (slow_bf16(plan) == "") == (told == "")
 
 
 def test_of_an_adapter_the_trained_parameters_are_counted() -> None:
