@@ -167,7 +167,7 @@ def small(reader: Path) -> Path:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(words, marks=pytest.mark.slow if words[:2] == ["indictune", "train"] else pytest.mark.more)
+        pytest.param(words, marks=pytest.mark.slow if "recipes/sentiment/demo.yaml" in words else pytest.mark.more)
         for words in TO_RUN
         if words != SMALL
     ],
