@@ -22,7 +22,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def in_devanagari(text: str) -> str:
     return " ".join(new or old for new, old in zip(turned, words, strict=True))
 
 
-def batches(rows: Rows, size: int, order: random.Random) -> Iterator[Rows]:
+def batches(rows: Rows, size: int, order: random.Random) -> list[Rows]:
     """An epoch: rows of about one length together, batches in random order."""
     shuffled = order.sample(rows, len(rows))
     pools = (shuffled[at : at + 16 * size] for at in range(0, len(shuffled), 16 * size))
@@ -116,7 +116,7 @@ def batches(rows: Rows, size: int, order: random.Random) -> Iterator[Rows]:
         pool.sort(key=lambda row: len(row[0]))
         found += [pool[at : at + size] for at in range(0, len(pool), size)]
     order.shuffle(found)
-    return iter(found)
+    return found
 
 
 def padded(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ import yaml
 
 from indictune.config.command_line import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
-from indictune.data.cache import MAX_LISTED_ROWS, StoredRows
+from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, counts_of
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import NUMBER, ON_OFF, SEPARATOR, label_key, names_by_key, normalise_label, shortened
 from indictune.errors import Problem, Problems, UserError, problem
@@ -260,7 +260,7 @@ def unknown_labels(rows: StoredRows, known: Collection[str], problem_type: str |
 
 def label_counts(rows: StoredRows, problem_type: str | None = None) -> dict[str, int]:
     """Label -> number of rows. A row of several labels counts for each."""
-    counts = {item["values"]: item["counts"] for item in pc.value_counts(rows.table["label"]).to_pylist()}
+    counts = counts_of(rows.table["label"])
     if problem_type != MULTI_LABEL:
         return counts
     of_parts: Counter[str] = Counter()

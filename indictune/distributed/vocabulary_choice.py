@@ -101,10 +101,9 @@ def rows_to_train(
 
 
 def _in_parts(datasets: Iterable[Dataset | None]) -> Iterator[Dataset]:
-    """Some rows of each dataset at a time; the memory of those that were read is given back."""
-    for dataset in datasets:
-        for start in range(0, 0 if dataset is None else len(dataset), _ROWS_AT_ONCE):
-            assert dataset is not None
+    """Some rows of each dataset at a time; the memory of those that were read is released."""
+    for dataset in filter(None, datasets):
+        for start in range(0, len(dataset), _ROWS_AT_ONCE):
             yield dataset.select(range(start, min(start + _ROWS_AT_ONCE, len(dataset))))
             forget_mapped()
 

@@ -130,9 +130,9 @@ def used_ids(
     _mark(used, np.array([*tokenizer.all_special_ids, *padding], dtype=np.int64))
     for dataset in datasets:
         if dataset is not None:
-            for table in dataset.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_AT_ONCE):
-                for chunk in table["input_ids"].chunks:
-                    _mark(used, chunk.flatten().to_numpy(zero_copy_only=False))
+            table = dataset.select_columns(["input_ids"]).with_format("arrow")[:]
+            for chunk in table["input_ids"].chunks:
+                _mark(used, chunk.flatten().to_numpy(zero_copy_only=False))
     return torch.from_numpy(np.flatnonzero(used))
 
 

@@ -12,10 +12,9 @@ from itertools import chain, compress
 from typing import Any, cast
 
 import numpy as np
-import pyarrow.compute as pc
 from datasets import Dataset
 
-from indictune.data.cache import separated
+from indictune.data.cache import counts_of, separated
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.languages import scripts_of
 from indictune.errors import UserError
@@ -145,18 +144,14 @@ def data_facts(tokens: Tokens, config: Any, given: Mapping[str, Any]) -> dict[st
     # A packed row of chats holds several. A long text in several windows is one.
     count = sum(map(len, train["rows"][:])) if "rows" in train.column_names else len(train)
     counts: dict[str, Any] = {"rows": count}
+    counted = [name for name in ("language", "labels") if name in train.column_names]
+    table = train.select_columns(counted).with_format("arrow")[:]
     if "language" in train.column_names:
-        counts["languages"] = dict(sorted(_counted(train, "language").items()))
+        counts["languages"] = dict(sorted(counts_of(table["language"]).items()))
     if str(getattr(train.features.get("labels"), "dtype", "")).startswith("int"):  # one label a row
-        numbered = _counted(train, "labels")
+        numbered = counts_of(table["labels"])
         counts["labels"] = {config.id2label[number]: numbered[number] for number in sorted(numbered)}
     return counts | {**tokens.facts, "notes": [without_folders(note, paths) for note in tokens.notes]}
-
-
-def _counted(dataset: Dataset, column: str) -> dict[Any, int]:
-    """How often each value stands in a column, without an object of Python for each row."""
-    found = pc.value_counts(dataset.with_format("arrow")[:][column])
-    return {each["values"].as_py(): each["counts"].as_py() for each in found}
 
 
 def add_baseline(run: Run, tokens: Tokens, split: str, dataset: Dataset, predicted: np.ndarray) -> None:
