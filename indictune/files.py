@@ -300,3 +300,27 @@ def _lock_patiently(path: Path, what: str) -> AbstractContextManager[object]:
         logger.info("%s: waiting for another process, which prepares this", what)
         with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
             return lock_file(path, -1, 0o666, is_of_process=False)
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> None:
+    """Fill a folder of the cache if it is missing. One process does; others wait. May raise `cache-not-written`."""
+    what = "The model"
+    with kept_in(folder.parent, what):
+        if folder.exists():
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder, what):
+            if not folder.exists():
+                _build_atomically(build, folder)
+
+
+def _build_atomically(build: Callable[[Path], None], folder: Path) -> None:
+    """Build in a temporary folder and rename it, so that a reader sees all or nothing. Without locks several may."""
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        unfinished = Path(temporary, "model")
+        build(unfinished)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process has built the same bytes
+                raise

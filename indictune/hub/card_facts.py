@@ -115,9 +115,10 @@ class CardFacts:
     @property
     def learned_pieces(self) -> int:
         """How many entries of the vocabulary were learned from the training rows."""
+        if self.settings.get("vocabulary_from_train") is None:
+            return 0
         model = json_or_nothing(self.folder / "tokenizer.json").get("model") or {}
-        is_learned = self.settings.get("vocabulary_from_train") is not None
-        return len(builtin.learned_pieces(model.get("vocab") or {})) if is_learned else 0
+        return len(builtin.learned_pieces(model.get("vocab") or {}))
 
     @property
     def dataset(self) -> str | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from transformers import (
 
 from indictune.data.text.cleaning import PRIVATE, clean
 from indictune.errors import UserError
-from indictune.files import cache_folder, kept_in, locked
+from indictune.files import build_once, cache_folder
 
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -323,20 +322,8 @@ def resolve(model_name_or_path: str) -> str:
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"
-    build_model_once(folder, partial(MODELS[name].build, texts))
+    build_once(folder, partial(MODELS[name].build, texts))
     return str(folder)
-
-
-def build_model_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """Fill a folder of the cache if it is missing. One process does; others wait. May raise `cache-not-written`."""
-    what = "The model"
-    with kept_in(folder.parent, what):
-        if folder.exists():
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder, what):
-            if not folder.exists():
-                _build_atomically(build, folder)
 
 
 def builtin_name(path: str) -> str:
@@ -347,15 +334,3 @@ def builtin_name(path: str) -> str:
         return fetched.NAME
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
     return f"{PREFIX}{names[0]}" if names else path
-
-
-def _build_atomically(build: Callable[[Path], None], folder: Path) -> None:
-    """Build in a temporary folder and rename it, so that a reader sees all or nothing. Without locks several may."""
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        unfinished = Path(temporary, "model")
-        build(unfinished)
-        try:
-            unfinished.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process has built the same bytes
-                raise

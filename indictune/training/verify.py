@@ -26,6 +26,7 @@ PROBE_ROWS = 2
 PROBE_TOKENS = 32
 LARGE = 1_000_000_000  # parameters, from which on more threads are worth their start
 MOST_PROBLEMS = 10  # in a message
+ROWS_AT_ONCE = 16_384  # of an embedding that are compared: the memory of copies of all would take seconds to get
 
 # How far numbers may lie apart, relative to their size. The trained model computes with 8 bits in half precision, and
 # with 11 in TF32; a CPU multiplies in another order than a GPU.
@@ -138,9 +139,9 @@ def _problems_of_weights(saved: nn.Module, trained: Trained, tolerance: float) -
     if active is not None:
         name, embedding = active
         assert embedding.start is not None
-        unused = embedding.position_of.cpu() < 0
-        start = embedding.start[unused].float()
-        if not torch.allclose(weights[name][unused], start, rtol=2**-8, atol=1e-7):  # as rounded to half precision
+        unused = (embedding.position_of.cpu() < 0).nonzero().flatten().split(ROWS_AT_ONCE)
+        pairs = ((weights[name][rows], embedding.start[rows].float()) for rows in unused)
+        if not all(torch.allclose(*pair, rtol=2**-8, atol=1e-7) for pair in pairs):  # as rounded to half precision
             problems.append(f"{name}: rows that no text uses have changed.")
         weights[name] = weights[name][embedding.row_ids]
     for name, norm in trained.norms.items():
