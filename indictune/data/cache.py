@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, compress, islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -323,15 +323,13 @@ def chosen_texts(texts: Iterable[str], chosen: npt.NDArray[np.bool_]) -> dict[in
 
 def leaked_rows(
     path: Path, held_out: pa.Table, text_of: Callable[[pa.RecordBatch], pa.Array]
-) -> Iterator[pa.BooleanArray]:
-    """Which rows of the table at `path` have a text that held-out rows have too, an array for each record batch."""
+) -> npt.NDArray[np.bool_]:
+    """Which rows of the table at `path` have a text that held-out rows have too, bool [rows]."""
     values = pa.chunked_array([text_of(batch) for batch in held_out.to_batches()], pa.string())
-    batches = stored_batches(path)
+    batches, masks = stored_batches(path), [np.zeros(0, np.bool_)]
     while some := list(islice(batches, _LEAK_BATCHES)):
-        masks = pc.is_in(pa.chunked_array([text_of(batch) for batch in some]), value_set=values)
-        mask = masks.combine_chunks()  # arrow may cut it elsewhere than the texts
-        starts = accumulate((batch.num_rows for batch in some), initial=0)
-        yield from (mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False))
+        masks.append(pc.is_in(pa.chunked_array([text_of(batch) for batch in some]), value_set=values).to_numpy())
+    return np.concatenate(masks)
 
 
 def text_keys(texts: Iterable[str], salt: str = "-") -> npt.NDArray[np.uint64]:

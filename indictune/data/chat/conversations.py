@@ -15,14 +15,7 @@ import pyarrow.compute as pc
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import (
-    StoredRows,
-    leaked_rows,
-    map_table,
-    text_keys,
-    with_progress,
-    write_table,
-)
+from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, with_progress, write_table
 from indictune.data.chat.messages import (
     UNUSED_CONTENT,
     RowError,
@@ -177,7 +170,7 @@ def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding
     found = []
     for held_out in (rows[split] for split in SPLITS[1:] if split in rows and "train" in rows):
         train, leaked = rows["train"], leaked_rows(folder / "train.arrow", held_out.table, _whole_text)
-        count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
+        count = int(leaked.sum())
         note = (
             f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores "
             "will look too good; remove them from one of the two."
