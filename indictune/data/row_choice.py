@@ -49,7 +49,7 @@ class Mixture:
         """Write the training rows in `train.arrow` of a folder again, each as often as it comes in an epoch.
 
         `entries` are those of `--train_files`, if any. With `keeps_labels`, one row at least of each `label` stays.
-        Returns the rows of the table that `_announce` shows; none if nothing changes.
+        Returns the rows of a table: file, language, rows, rows in an epoch, and share; none if nothing changes.
         """
         path = folder / "train.arrow"
         rows = map_table(path)
@@ -63,7 +63,9 @@ class Mixture:
             return []
         repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
         if keeps_labels:
-            _keep_a_row_each(repeats, rows["label"])
+            codes = _codes(rows["label"])
+            first = np.unique(codes, return_index=True)[1]
+            repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
         rewrite_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
         mix = []
@@ -86,13 +88,6 @@ class Mixture:
         return rows
 
 
-def _announce(mix: Sequence[Sequence[str]]) -> None:
-    """Show how many rows of each file and language come in an epoch."""
-    if mix:
-        for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
-            logger.info(line)
-
-
 def mixture_of(plan: RunPlan[Any, Any]) -> Mixture | None:
     """The mixture of a run; None if its rows stay as they are."""
     training = plan.training
@@ -112,13 +107,6 @@ def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Cou
             repeats[members], more = divmod(int(wanted[number]), len(members))
             repeats[generator.permutation(members)[:more]] += 1
     return repeats
-
-
-def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
-    """Let the first row of each label come once, if no row of it would come."""
-    codes = _codes(labels)
-    first = np.unique(codes, return_index=True)[1]
-    repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
 
 
 @dataclass(frozen=True)
@@ -252,7 +240,9 @@ def stored_splits(
     rows = {name: rows_type(map_table(folder / f"{name}.arrow"), *each) for name, each in facts["splits"].items()}
     if split is not None:
         split.announce(rows)
-    _announce(facts["mix"])
+    if mix := facts["mix"]:
+        for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
+            logger.info(line)
     findings = [Finding(**each) for each in facts["findings"]]
     return Splits(rows, folder, [*facts["notes"], *ignored], findings, facts["labels"])
 

@@ -16,13 +16,7 @@ import pyarrow as pa
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.cache import build_with_facts
-from indictune.data.columns import (
-    Wanted,
-    check_schema,
-    existing_columns,
-    numbered_rows,
-    text_batches,
-)
+from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits

@@ -169,8 +169,9 @@ def sources_by_split(
     name = args.dataset_name
     origin = f"--dataset_name {name}"
     if name == builtin:
-        files = builtin_files(builtin)
-        sources = {split: file_source(file, origin, read) for split, file in files.items()}
+        folder = Path(str(resources.files("indictune.data"))) / BUILTIN[name]
+        files = {split: folder / f"{split}.jsonl" for split in SPLITS}
+        sources = {split: file_source(str(file), origin, read) for split, file in files.items() if file.is_file()}
     elif name is not None:
         with problems.collecting():
             if name.startswith("builtin:"):
@@ -310,12 +311,6 @@ def _moved(item: Any, first: int, end: int, offset: int) -> Any:
         some = item.slice(first, end - first)
         return with_column(some, "line", pc.add(some["line"], offset))
     return offset + item[0], item[1]
-
-
-def builtin_files(name: str) -> dict[str, str]:
-    """The file of each split of a built-in dataset."""
-    folder = Path(str(resources.files("indictune.data"))) / BUILTIN[name]
-    return {split: str(file) for split in SPLITS if (file := folder / f"{split}.jsonl").is_file()}
 
 
 def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split: str = "test") -> Source[Item]:
