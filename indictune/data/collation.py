@@ -134,10 +134,8 @@ class PadToLongest:
         longest = max(map(len, sequences))
         padded = np.full((len(sequences), longest), value)
         for row, sequence in zip(padded, sequences, strict=True):
-            if self.padding_side == "right":
-                row[: len(sequence)] = sequence
-            else:
-                row[longest - len(sequence) :] = sequence
+            start = 0 if self.padding_side == "right" else longest - len(sequence)
+            row[start : start + len(sequence)] = sequence
         return torch.from_numpy(padded)
 
 
@@ -169,17 +167,15 @@ class JoinRows:
         """
         lengths = np.concatenate([row["seq_lengths"] for row in rows])
         ends = np.cumsum(lengths)
-        input_ids = _joined([row["input_ids"] for row in rows])
+        names = [name for name in ("input_ids", "token_type_ids") if name in rows[0]]
+        joined = {name: _joined([row[name] for row in rows]) for name in names}
         boundaries = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
         longest = int(lengths.max())
         labels = [row["labels"] for row in rows]
         of_tokens = bool(np.ndim(labels[0])) and self.labels_of_tokens
         counts = [len(row["seq_lengths"]) for row in rows]
-        has_types = "token_type_ids" in rows[0]
-        types = {"token_type_ids": _joined([row["token_type_ids"] for row in rows])} if has_types else {}
-        return types | {
-            "input_ids": input_ids,
-            "position_ids": self._positions(input_ids[0].numpy(), lengths),
+        return joined | {
+            "position_ids": self._positions(joined["input_ids"][0].numpy(), lengths),
             "labels": _joined(labels) if of_tokens else _stacked(_at_first_windows(labels, counts)),
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,

@@ -16,7 +16,7 @@ from indictune.config.arguments import TaggedDataArguments
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import StoredRows
+from indictune.data.cache import StoredRows, with_column
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import Wanted, existing_columns, seen, shortened, wanted_columns
 from indictune.data.health.findings import Finding, shares_of_languages
@@ -161,8 +161,7 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
         given = each.table["tags"].to_pylist()
         found = [_as_iob2(row, parts, begun) for row in given]
         changed += sum(map(list.__ne__, given, found))
-        at = each.table.schema.get_field_index("tags")
-        table = each.table.set_column(at, "tags", pa.array(found, pa.list_(pa.string())))
+        table = with_column(each.table, "tags", pa.array(found, pa.list_(pa.string())))
         made[split] = Sentences(table, each.source, each.origin, each.files)
     examples = ", ".join(form.replace("B", prefix) for prefix in sorted(prefixes))
     become = ", and become B-X and I-X" if changed else ""

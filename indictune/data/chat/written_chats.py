@@ -176,8 +176,7 @@ def _difference(shorter: str, longer: str) -> dict[str, object]:
     """Where two texts begin to differ, from character 0, and what each has there."""
     pairs = enumerate(zip(shorter, longer, strict=False))
     at = next((index for index, (mine, other) in pairs if mine != other), min(len(shorter), len(longer)))
-    shown = (repr(text[at : at + _SHOWN]) for text in (shorter, longer))
-    return {"at": at, **dict(zip(("shorter", "longer"), shown, strict=True))}
+    return {"at": at, "shorter": repr(shorter[at : at + _SHOWN]), "longer": repr(longer[at : at + _SHOWN])}
 
 
 def _without_thoughts(text: str, span: Span) -> Iterator[Span]:

@@ -136,10 +136,9 @@ def _codes(labels: Sequence[pa.ChunkedArray], problem_type: str | None) -> npt.N
     of_all = pa.chunked_array([chunk for column in labels for chunk in column.chunks], pa.string())
     written = of_all.unique()
     names = [" ".join(sorted(parts(each))) if problem_type == MULTI_LABEL else each for each in written.to_pylist()]
-    code_of = {name: code for code, name in enumerate(names)}
-    codes = np.array([code_of[name] for name in names], np.int64)
-    places: npt.NDArray[np.int64] = pc.index_in(of_all, value_set=written).to_numpy()
-    return codes[places]
+    codes = pa.array(names, pa.string()).dictionary_encode().indices.to_numpy()
+    of_rows: npt.NDArray[np.int64] = codes[pc.index_in(of_all, value_set=written).to_numpy()]
+    return of_rows
 
 
 def _shown(splits: Sequence[StoredRows], number: int) -> str:
