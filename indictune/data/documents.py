@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +29,7 @@ from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.data.columns import document_columns
 from indictune.data.packing import TokenRows, pack_table
 from indictune.data.read.open_files import decoded_lines
-from indictune.data.read.read_files import Record, SplitFiles, checked_extension, checked_rows
+from indictune.data.read.read_files import Record, SplitFiles, checked_extension, checked_rows, string_batches
 from indictune.data.read.row_sources import Read, SplitRows
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, reset_backend, tokenizer_parts
@@ -64,7 +63,8 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
 
     def read(rows: SplitRows, bad: BadRows) -> Iterator[pa.RecordBatch]:
         if isinstance(rows, SplitFiles) and _TXT in map(kind_of_file, rows.files):
-            batches = _batches(rows.records(bad, of_file))
+            documents = ((line, (cast(str, record["text"]), None)) for line, record in rows.records(bad, of_file))
+            batches = string_batches(documents, ("text", "language"), _READ_AT_ONCE)
         else:
             batches = rows.batches(wanted, bad)
         for batch in batches:
@@ -75,13 +75,6 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
             yield texts.append_column("label", pa.nulls(len(texts), pa.string()))
 
     return read
-
-
-def _batches(records: Iterator[Record]) -> Iterator[pa.RecordBatch]:
-    while some := list(islice(records, _READ_AT_ONCE)):
-        texts = pa.array([record["text"] for _, record in some], pa.string())
-        columns = [texts, pa.nulls(len(some), pa.string()), pa.array([line for line, _ in some], pa.int64())]
-        yield pa.record_batch(columns, ["text", "language", "line"])
 
 
 def txt_documents(path: str, bad: BadRows, one_a_line: bool) -> Iterator[Record]:

@@ -107,7 +107,10 @@ def load_conversations(
                 rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, damaged)
                 seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
                 seen.findings += damaged.findings(source.origin, bad, len(rows[split]))
-        problems.extend(_mixed_forms(rows))
+        for each in rows.values():
+            other = pc.index(each.table["as_written"], not are_as_written(rows)).as_py()
+            if other >= 0:
+                problems.append(problem("forms-mixed", each.origin, each.location(other)))
         problems.raise_any()
         seen.findings += _same_texts(rows, folder)
         return rows
@@ -150,14 +153,6 @@ def _rows(
             if not language:
                 language = language_of("\n".join(each["content"] for each in messages if each["role"] != "system"))
             yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
-
-
-def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
-    """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
-    for rows in splits.values():
-        row = pc.index(rows.table["as_written"], not are_as_written(splits)).as_py()
-        if row >= 0:
-            yield problem("forms-mixed", rows.origin, rows.location(row))
 
 
 def are_as_written(splits: Mapping[str, Conversations]) -> bool:

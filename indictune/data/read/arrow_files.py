@@ -134,8 +134,7 @@ def named_records(
     """The same rows with the names that the schema declares in place of class ids, in lists too."""
     classes = _declared_classes(schema)
     for number, record in records:
-        known = {column: names for column, names in classes.items() if column in record}
-        yield number, record | {column: _named_class(record[column], known[column]) for column in known}
+        yield number, {column: _named_class(value, classes.get(column, ())) for column, value in record.items()}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,17 +239,17 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     if extension in RECORD_EXTENSIONS and wanted.given_layout():
         bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
     if is_of_tweets:
-        batches = _batches(tweet_rows(path, wanted, bad), wanted)
+        batches = string_batches(tweet_rows(path, wanted, bad), wanted.roles)
     elif extension in ARROW_EXTENSIONS:
         batches = arrow_batches(path, wanted, bad, CHUNK_ROWS)
     elif extension in DELIMITERS:
-        batches = _batches(delimited_rows(path, wanted, bad), wanted)
+        batches = string_batches(delimited_rows(path, wanted, bad), wanted.roles)
     elif extension in SHEET_EXTENSIONS:
-        batches = _batches(sheet_rows(path, wanted, bad), wanted)
+        batches = string_batches(sheet_rows(path, wanted, bad), wanted.roles)
     else:
         values = _json_by_columns(path) if extension == ".json" else None
         records = _without_half_emoji(values or _json_values(path, extension, bad), bad)
-        batches = _batches(_record_rows(path, records, wanted, bad), wanted)
+        batches = string_batches(_record_rows(path, records, wanted, bad), wanted.roles)
     yield from checked_rows(path, batches, bad)
 
 
@@ -338,9 +338,11 @@ def _lines_of_object(path: str, beginning: str) -> int:
     return 1
 
 
-def _batches(rows: Iterator[Row], wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    names = list(wanted.roles)
-    while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+def string_batches(
+    rows: Iterator[Row], names: Collection[str], rows_at_once: int = CHUNK_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Rows in the form of `read_batches`; `names` are those of their cells."""
+    while chunk := list(itertools.islice(rows, rows_at_once)):
         arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
         lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])

@@ -227,17 +227,12 @@ class _Worker:
         self._process.communicate()
 
 
-def _serve() -> None:
-    """Clean batches until the input ends."""
+if __name__ == "__main__":  # clean batches until the input ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    with pa.ipc.open_stream(sys.stdin.buffer) as batches, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
-        for batch in batches:
-            results.write_batch(clean_batch(batch))
+    with pa.ipc.open_stream(sys.stdin.buffer) as given, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
+        for each in given:
+            results.write_batch(clean_batch(each))
             sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    _serve()
 
 
 # Bengali, Gurmukhi, Gujarati, Oriya, Tamil, Telugu, Kannada and Malayalam: Unicode gives each a block that is laid

@@ -169,8 +169,9 @@ def tokenise_splits(
             forms = long_text == "window", have_types(rows.texts, tokenizer)
             write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, *forms), shown)
 
-    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
-    logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
+    first, listed = next(iter(given.values())), ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
+    shown = ", ".join(labels) if problem_type == REGRESSION else with_counts(labels, label_counts(first, problem_type))
+    logger.info("rows: %s; labels: %s", listed, shown)
     parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type, long_text]
     folder = build_once("tokens", parts, "The token ids", make)
     reset_backend(tokenizer)
@@ -200,12 +201,6 @@ def with_soft_labels(dataset: Dataset, rows: StoredRows, column: str, labels: in
     soft = pa.FixedSizeListArray.from_arrays((of_rows - of_rows.min(1, keepdims=True)).reshape(-1), labels)
     table = dataset.data.table.drop(["labels"]).append_column("labels", soft)
     return Tokenised(table, fingerprint=f"{digest_of_split(dataset)}-{column}")
-
-
-def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
-    if problem_type == REGRESSION:
-        return ", ".join(labels)
-    return with_counts(labels, label_counts(rows, problem_type))
 
 
 def check_lengths(
