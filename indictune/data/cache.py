@@ -188,11 +188,18 @@ def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | Non
             logged = time.monotonic()
 
 
-def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write record batches as an Arrow file, one after the other."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in batches:
+def write_table(
+    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], what: str = "", total: int | None = None
+) -> None:
+    """Write record batches, which may be those of the table at `path`, as an Arrow file, one after the other.
+
+    `what` and `total` are those of `with_progress`; without `what`, nothing is logged.
+    """
+    unfinished = path.with_suffix(".unfinished")
+    with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in with_progress(batches, what, total) if what else batches:
             writer.write_batch(batch)
+    unfinished.rename(path)
 
 
 def map_table(path: Path) -> pa.Table:
@@ -231,13 +238,6 @@ def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa
 def with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
     """The same rows with another content of a column."""
     return batch.set_column(batch.schema.get_field_index(name), name, column)
-
-
-def rewrite_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a table anew from batches, which may read the old one."""
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, schema, batches)
-    unfinished.rename(path)
 
 
 def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Iterator[pa.RecordBatch]:

@@ -16,15 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.shared_arguments import RawTextForm
 from indictune.data.bad_rows import BadRows, copy_rejected
 from indictune.data.batching import NO_ROW
-from indictune.data.cache import (
-    StoredRows,
-    build_with_facts,
-    map_table,
-    smaller_batches,
-    stored_batches,
-    with_progress,
-    write_table,
-)
+from indictune.data.cache import StoredRows, build_with_facts, map_table, smaller_batches, stored_batches, write_table
 from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.data.columns import document_columns
 from indictune.data.packing import TokenRows, pack_table
@@ -250,7 +242,7 @@ def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter) -> TokenRows:
         for split, rows in splits.rows.items():
             path = folder / f"{split}.arrow"
             batches = _tokenised(stored_batches(splits.folder / path.name), cutter, is_scored=split != "train")
-            write_table(path, _SCHEMA, with_progress(batches, f"tokenising the {split} rows"))
+            write_table(path, _SCHEMA, batches, f"tokenising the {split} rows")
             pieces = np.bincount(pc.list_flatten(map_table(path)["rows"]).to_numpy(), minlength=len(rows))
             empty = np.flatnonzero(pieces == 0)[:_MAX_LISTED].tolist()
             Problems(problem("text-without-tokens", rows.origin, rows.location(each)) for each in empty).raise_any()

@@ -14,16 +14,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments, RawTextForm, TextArguments
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import (
-    StoredRows,
-    leaked_rows,
-    map_table,
-    repeated_batches,
-    rewrite_table,
-    stored_batches,
-    with_progress,
-    write_table,
-)
+from indictune.data.cache import StoredRows, leaked_rows, map_table, repeated_batches, stored_batches, write_table
 from indictune.data.columns import BETWEEN_TEXTS, Wanted, document_columns, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
@@ -148,7 +139,7 @@ def _read_split(
     read = damaged.watching(source.read(bad))
     schema = SCHEMA if columns.labels else SCHEMA.remove(SCHEMA.get_field_index("label"))
     batches = _with_text(cleaned(read) if cleans else map(as_written, read), empty, schema)
-    write_table(path, schema, with_progress(batches, f"reading {source.name}"))
+    write_table(path, schema, batches, f"reading {source.name}")
     table = map_table(path)
     labelled = len(table) - table["label"].null_count if columns.labels else len(table)
     lacks_labels = source.may_lack_labels and not labelled
@@ -157,7 +148,7 @@ def _read_split(
             for row in batch.filter(pc.is_null(batch["label"])).to_pylist():
                 row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
                 bad.add(row.pop("line"), "no-label", row, column=columns.labels)
-        rewrite_table(path, schema, repeated_batches(path, table["label"].is_valid().to_numpy()))
+        write_table(path, schema, repeated_batches(path, table["label"].is_valid().to_numpy()))
         table = map_table(path)
     bad.finish(len(table))
     found.notes += [f"{source.origin} {note}" for note in bad.notes()]
@@ -202,6 +193,6 @@ def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, fo
     if count == len(train):
         details: dict[str, Any] = {"rows": count, "origin": train.origin, "source": train.source}
         raise UserError("all-rows-leaked", "--drop_leaked_rows", "true", **details)
-    rewrite_table(path, train.table.schema, repeated_batches(path, ~leaked))
+    write_table(path, train.table.schema, repeated_batches(path, ~leaked))
     found.notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import StoredRows, forget_mapped, map_table, rewrite_table, with_progress
+from indictune.data.cache import StoredRows, forget_mapped, map_table, with_progress, write_table
 from indictune.data.collation import ListColumn
 from indictune.data.text.tokenisation import mapped_dataset
 
@@ -136,5 +136,5 @@ def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListAr
 def pack_table(path: Path, max_length: int) -> str:
     """Pack the rows of a table, which is written again; returns a sentence about the packs."""
     groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
-    rewrite_table(path, SCHEMA, packed(groups, max_length))
+    write_table(path, SCHEMA, packed(groups, max_length))
     return packing_facts(mapped_dataset(path.parent, path.stem), max_length)

@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import (
-    StoredRows,
-    build_with_facts,
-    map_table,
-    repeated_batches,
-    rewrite_table,
-    text_keys,
-    write_table,
-)
+from indictune.data.cache import StoredRows, build_with_facts, map_table, repeated_batches, text_keys, write_table
 from indictune.data.health.findings import Finding, Found, warning_notes
 from indictune.data.labels import AnyRows, has_classes, label_lists
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
@@ -66,7 +58,7 @@ class Mixture:
             codes = _codes(rows["label"])
             first = np.unique(codes, return_index=True)[1]
             repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
-        rewrite_table(path, rows.schema, repeated_batches(path, repeats))
+        write_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
         mix = []
         for number in np.flatnonzero(present).tolist():
@@ -154,7 +146,7 @@ class ValidationSplit:
         if not chosen.any():
             return {"train": train}
         write_table(other, train.table.schema, repeated_batches(path, chosen))
-        rewrite_table(path, train.table.schema, repeated_batches(path, ~chosen))
+        write_table(path, train.table.schema, repeated_batches(path, ~chosen))
         return self.divided(train, map_table(path), map_table(other))
 
     def divided(self, train: AnyRows, left: pa.Table, held_out: pa.Table) -> dict[str, AnyRows]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, with_progress, write_table
+from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, write_table
 from indictune.data.chat.messages import (
     UNUSED_CONTENT,
     RowError,
@@ -127,7 +127,7 @@ def _read_split(
         rows = _rows(source.read(bad), bad, unused, damaged)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
         tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
-        write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
+        write_table(path, _SCHEMA, tables, f"reading {source.name}")
     bad.problems.extend(unused.problems(bad))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
     return Conversations(map_table(path), source.name, source.origin, bad.files)

@@ -28,7 +28,6 @@ from indictune.data.cache import (
     separated,
     smaller_batches,
     stored_batches,
-    with_progress,
     write_table,
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
@@ -165,9 +164,8 @@ def tokenise_splits(
         for name, rows in given.items():
             stored = stored_batches(splits.folder / f"{name}.arrow")
             batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
-            shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
-            forms = long_text == "window", have_types(rows.texts, tokenizer)
-            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, *forms), shown)
+            schema = schema_of(labels, problem_type, long_text == "window", have_types(rows.texts, tokenizer))
+            write_table(folder / f"{name}.arrow", schema, batches, f"tokenising the {name} rows", len(rows))
 
     first, listed = next(iter(given.values())), ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
     shown = ", ".join(labels) if problem_type == REGRESSION else with_counts(labels, label_counts(first, problem_type))
