@@ -12,9 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.errors import Problem, Problems, problem
 from indictune.files import kind_of_file
+
+# What readers yield: rows of text columns and `line`; or of a json object or its like, with its line.
+Batches = Iterator[pa.RecordBatch]
+Record = tuple[int, dict[str, object]]
 
 REJECTED = "rejected.jsonl"
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import row_location
+from indictune.data.bad_rows import Batches, row_location
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.files import cache_folder, kept_in, locked
 from indictune.run import OWN_PROGRESS
@@ -176,7 +176,7 @@ def _remove_stale(parent: Path) -> None:
 _EVERY_S = 5.0
 
 
-def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
+def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Batches:
     """Pass record batches on, and log every five seconds how many rows went by, of `total` if known."""
     logged, rows, of_total = time.monotonic(), 0, f" of {total:,}" if total else ""
     for batch in batches:
@@ -221,14 +221,14 @@ def counts_of(column: pa.ChunkedArray) -> dict[Any, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
 
 
-def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
+def stored_batches(path: Path) -> Batches:
     """The record batches of a file. Each is read, not mapped, so its memory is freed after use."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
 
 
-def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:
     """The same rows, at most `rows` at a time."""
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
@@ -240,7 +240,7 @@ def with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
     return batch.set_column(batch.schema.get_field_index(name), name, column)
 
 
-def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Iterator[pa.RecordBatch]:
+def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Batches:
     """The rows of a table, each as often as said, int or bool [rows]; they keep their order."""
     start = 0
     for batch in stored_batches(path):

@@ -14,14 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.shared_arguments import RawTextForm
-from indictune.data.bad_rows import BadRows, copy_rejected
+from indictune.data.bad_rows import BadRows, Batches, Record, copy_rejected
 from indictune.data.batching import NO_ROW
 from indictune.data.cache import StoredRows, build_with_facts, map_table, smaller_batches, stored_batches, write_table
 from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.data.columns import document_columns
 from indictune.data.packing import TokenRows, pack_table
 from indictune.data.read.open_files import decoded_lines
-from indictune.data.read.read_files import Record, SplitFiles, checked_extension, checked_rows, string_batches
+from indictune.data.read.read_files import SplitFiles, checked_extension, checked_rows, string_batches
 from indictune.data.read.row_sources import Read, SplitRows
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, reset_backend, tokenizer_parts
@@ -53,7 +53,7 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
     def of_file(path: str, bad: BadRows) -> Iterator[Record]:
         return checked_rows(path, txt_documents(path, bad, args.txt_documents == "lines"), bad)
 
-    def read(rows: SplitRows, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def read(rows: SplitRows, bad: BadRows) -> Batches:
         if isinstance(rows, SplitFiles) and _TXT in map(kind_of_file, rows.files):
             documents = ((line, (cast(str, record["text"]), None)) for line, record in rows.records(bad, of_file))
             batches = string_batches(documents, ("text", "language"), _READ_AT_ONCE)
@@ -261,7 +261,7 @@ def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter) -> TokenRows:
     return TokenRows(datasets, splits.rows, folder, **facts)
 
 
-def _tokenised(batches: Iterable[pa.RecordBatch], cutter: Cutter, is_scored: bool) -> Iterator[pa.RecordBatch]:
+def _tokenised(batches: Iterable[pa.RecordBatch], cutter: Cutter, is_scored: bool) -> Batches:
     documents, count = 0, 0
     for batch in smaller_batches(batches, _AT_ONCE):
         texts, languages, rows = batch["text"].to_pylist(), batch["language"].to_pylist(), list[dict[str, Any]]()

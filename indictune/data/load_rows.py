@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments, RawTextForm, TextArguments
-from indictune.data.bad_rows import BadRows, bad_rows
+from indictune.data.bad_rows import BadRows, Batches, bad_rows
 from indictune.data.cache import StoredRows, leaked_rows, map_table, repeated_batches, stored_batches, write_table
 from indictune.data.columns import BETWEEN_TEXTS, Wanted, document_columns, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
@@ -168,9 +168,7 @@ def _read_split(
     return StoredRows(table, source.name, source.origin, bad.files)
 
 
-def _with_text(
-    batches: Iterator[pa.RecordBatch], empty: list[pa.Array], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _with_text(batches: Batches, empty: list[pa.Array], schema: pa.Schema) -> Batches:
     """The cleaned rows that have a text, or both texts of a pair; `empty` gets the lines of the others."""
     for batch in batches:
         full = pc.invert(pc.is_in(batch["text"], pa.array(["", BETWEEN_TEXTS])))

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.arguments import TaggedDataArguments
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Record
 from indictune.data.cache import StoredRows, with_column
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import Wanted, existing_columns, seen, shortened, wanted_columns
@@ -23,7 +23,7 @@ from indictune.data.health.findings import Finding, shares_of_languages
 from indictune.data.labels import with_counts
 from indictune.data.languages import language_of
 from indictune.data.read.conll import TAGS, WORDS, column_key, conll_sentences
-from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
+from indictune.data.read.read_files import RECORD_EXTENSIONS, SplitFiles, checked_extension, read_records
 from indictune.data.read.row_sources import Read, Source, SplitRows
 from indictune.data.row_choice import split_of
 from indictune.data.text.tokenisation import check_lengths, words_with_spaces

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
-from indictune.data.bad_rows import BadRows, bad_rows
+from indictune.data.bad_rows import BadRows, Record, bad_rows
 from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, write_table
 from indictune.data.chat.messages import (
     UNUSED_CONTENT,
@@ -29,7 +29,6 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, repeated_rows
 from indictune.data.languages import language_of
-from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, cycle, groupby, islice
 
-from indictune.data.bad_rows import LINES_PER_FILE, BadRows
+from indictune.data.bad_rows import LINES_PER_FILE, BadRows, Record
 from indictune.data.columns import shortened
-from indictune.data.read.read_files import Record, kind_of
+from indictune.data.read.read_files import kind_of
 from indictune.data.read.row_sources import SplitRows
 from indictune.errors import Problem, Problems, UserError, problem
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import smaller_batches, with_column
 from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, shortened, text_batches
 from indictune.data.read.open_files import opened
@@ -34,13 +34,13 @@ def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def with_class_names(
-    batches: Iterator[pa.RecordBatch],
+    batches: Batches,
     roles: Mapping[str, str],
     declared: Mapping[str, Sequence[str]],
     source: str,
     bad: BadRows,
     may_be_names: bool = False,
-) -> Iterator[pa.RecordBatch]:
+) -> Batches:
     """Replace class ids by names in the columns of `roles`; `bad` gets the rows with a value that is no class.
 
     `declared` is column -> names of its classes 0, 1, .... The values `may_be_names` too in files of text. Raises
@@ -85,7 +85,7 @@ def _named_class(value: Any, names: Sequence[str]) -> Any:
 
 
 ARROW_EXTENSIONS = (".parquet", ".arrow")
-_Batches = Callable[[int, list[str] | None], Iterator[pa.RecordBatch]]
+_BatchesOf = Callable[[int, list[str] | None], Batches]
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def arrow_errors(source: str) -> Iterator[None]:
         raise UserError("rows-unreadable", value=source, reason=reason) from error
 
 
-def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> Iterator[pa.RecordBatch]:
+def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> Batches:
     """The rows in the form of `read_batches`; class ids become the names that the file declares."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         names = existing_columns(path, schema.names, wanted, bad)
@@ -110,9 +110,7 @@ def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> I
         yield from with_class_names(texts, names, of_ids, path, bad)
 
 
-def _with_names_in_lists(
-    batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
-) -> Iterator[pa.RecordBatch]:
+def _with_names_in_lists(batches: Batches, classes: Mapping[str, Sequence[str]]) -> Batches:
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):
@@ -121,16 +119,14 @@ def _with_names_in_lists(
         yield batch
 
 
-def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, object]]]:
+def arrow_records(path: str, chunk_rows: int) -> Iterator[Record]:
     """The rows in the form of `read_records`; class ids become names, in lists too."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         check_schema(path, schema)
         yield from named_records(numbered_rows(batches_of(chunk_rows, None)), schema)
 
 
-def named_records(
-    records: Iterator[tuple[int, dict[str, object]]], schema: pa.Schema
-) -> Iterator[tuple[int, dict[str, object]]]:
+def named_records(records: Iterator[Record], schema: pa.Schema) -> Iterator[Record]:
     """The same rows with the names that the schema declares in place of class ids, in lists too."""
     classes = _declared_classes(schema)
     for number, record in records:
@@ -138,7 +134,7 @@ def named_records(
 
 
 @contextmanager
-def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _Batches]]:
+def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _BatchesOf]]:
     """The schema of a file, and a function that yields so many rows of it at a time, with some columns or all."""
     if path.lower().endswith(PACKED):
         with opened(path) as packed:
@@ -152,7 +148,7 @@ def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _Batches]]:
         else:
             reader = pa.ipc.open_stream(source)
 
-            def batches_of(rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+            def batches_of(rows: int, columns: list[str] | None) -> Batches:
                 return smaller_batches((batch.select(columns) if columns else batch for batch in reader), rows)
 
             yield reader.schema, batches_of

@@ -12,15 +12,13 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import build_with_facts
 from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
-from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles
+from indictune.data.read.read_files import CHUNK_ROWS, SplitFiles
 from indictune.errors import UserError
 from indictune.upstream import digest_of_split
 
@@ -54,7 +52,7 @@ class HubSplit:
         """Digest of the content."""
         return digest_of_split(self.rows)
 
-    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows in the form of `read_batches`; class ids become the names that the dataset declares.
 
         Raises `UserError` if there are no rows, or a column is missing or holds neither text, numbers nor booleans.
@@ -72,7 +70,7 @@ class HubSplit:
             yield from named_records(numbered_rows(_arrow_batches(self.rows)), schema)
 
 
-def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(rows: Dataset) -> Batches:
     if not len(rows):
         raise UserError("no-rows", value=rows.split)
     for table in rows.with_format("arrow").iter(CHUNK_ROWS):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows, numbered_files
+from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
@@ -214,11 +214,11 @@ _FIRST_ROWS = 1_000
 
 Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
-Record = tuple[int, dict[str, object]]
+
 ReadRecords = Callable[[str, BadRows], Iterator[Record]]
 
 
-def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Batches:
     """Read the wanted columns of a file, some thousand rows at a time. A file with `.gz` or `.zst` is unpacked.
 
     csv and tsv: one header line, quotes doubled inside quotes, as pandas and spreadsheets write them. jsonl: one
@@ -338,9 +338,7 @@ def _lines_of_object(path: str, beginning: str) -> int:
     return 1
 
 
-def string_batches(
-    rows: Iterator[Row], names: Collection[str], rows_at_once: int = CHUNK_ROWS
-) -> Iterator[pa.RecordBatch]:
+def string_batches(rows: Iterator[Row], names: Collection[str], rows_at_once: int = CHUNK_ROWS) -> Batches:
     """Rows in the form of `read_batches`; `names` are those of their cells."""
     while chunk := list(itertools.islice(rows, rows_at_once)):
         arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
@@ -369,7 +367,7 @@ class SplitFiles:
         """Digest of the content."""
         return repr([self.class_names, *((file, content_digest(file)) for file in self.files)])
 
-    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows of all files in the form of `read_batches`; class ids become names."""
         rows = self._batches(wanted, bad)
         return with_class_names(rows, wanted.roles, self.class_names, self.split, bad, may_be_names=True)
@@ -380,7 +378,7 @@ class SplitFiles:
             for line, record in read(file, bad):
                 yield offset + line, record
 
-    def _batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def _batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         problems = Problems()
         for file, offset in numbered_files(self.files, bad):
             with problems.collecting():

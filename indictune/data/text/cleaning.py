@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 from html.entities import html5
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from indictune.data.bad_rows import Batches
 from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
 
@@ -119,7 +120,7 @@ SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", 
 _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
 
 
-def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def cleaned(batches: Batches) -> Batches:
     """`clean_batch` of each batch, in order; several batches use one process for each core.
 
     Args:
