@@ -101,11 +101,9 @@ def load_conversations(
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
         for split, source in sources.items():
-            bad, unused, damaged = bad_rows(source.name, args, folder), UnusedColumns(), DamagedTexts()
             with problems.collecting(), attributed_to(source.origin):
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, damaged)
-                seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
-                seen.findings += damaged.findings(source.origin, bad, len(rows[split]))
+                bad = bad_rows(source.name, args, folder)
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, seen)
         for each in rows.values():
             other = pc.index(each.table["as_written"], not are_as_written(rows)).as_py()
             if other >= 0:
@@ -118,10 +116,9 @@ def load_conversations(
     return stored_splits("conversations", Conversations, sources, settings, read, validation_split, mixture)
 
 
-def _read_split(
-    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, damaged: DamagedTexts
-) -> Conversations:
+def _read_split(source: ChatSource, path: Path, bad: BadRows, seen: Found) -> Conversations:
     """Read and check the rows of one split; `path` gets the table."""
+    unused, damaged = UnusedColumns(), DamagedTexts()
     with bad.problems.collecting():
         rows = _rows(source.read(bad), bad, unused, damaged)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
@@ -129,7 +126,10 @@ def _read_split(
         write_table(path, _SCHEMA, tables, f"reading {source.name}")
     bad.problems.extend(unused.problems(bad))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
-    return Conversations(map_table(path), source.name, source.origin, bad.files)
+    read = Conversations(map_table(path), source.name, source.origin, bad.files)
+    seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
+    seen.findings += damaged.findings(source.origin, bad, len(read))
+    return read
 
 
 def _rows(
