@@ -17,14 +17,12 @@ from indictune.data.read.open_files import opened
 from indictune.errors import UserError
 from indictune.files import PACKED, kind_of_file
 
+Classes = Mapping[str, Sequence[str]]  # column -> names of its classes 0, 1, ...
 _MAX_LISTED = 20
 
 
-def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Column -> names of its classes 0, 1, ..., as `datasets` writes them to parquet and arrow files.
-
-    A column of lists of class ids has them too.
-    """
+def _declared_classes(schema: pa.Schema) -> Classes:
+    """The classes that `datasets` declares in parquet and arrow files, also those of columns of lists."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         kinds = {name: kind.get("feature", kind) for name, kind in features.items()}
@@ -34,22 +32,17 @@ def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def with_class_names(
-    batches: Batches,
-    roles: Mapping[str, str],
-    declared: Mapping[str, Sequence[str]],
-    source: str,
-    bad: BadRows,
-    may_be_names: bool = False,
+    batches: Batches, roles: Mapping[str, str], classes: Classes, source: str, bad: BadRows, may_be_names: bool = False
 ) -> Batches:
     """Replace class ids by names in the columns of `roles`; `bad` gets the rows with a value that is no class.
 
-    `declared` is column -> names of its classes 0, 1, .... The values `may_be_names` too in files of text. Raises
-    `UserError` if a name is no text, such as the `no` of YAML, or files may mean two classes by it.
+    The values `may_be_names` too in files of text. Raises `UserError` if a name is no text, such as the `no` of YAML,
+    or files may mean two classes by it.
     """
-    given = {role: declared[name] for role, name in roles.items() if not role.startswith("text") and name in declared}
-    classes = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
+    given = {role: classes[name] for role, name in roles.items() if not role.startswith("text") and name in classes}
+    of_roles = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
     for batch in batches:
-        for role, known in classes.items():
+        for role, known in of_roles.items():
             batch = _with_names(batch, role, known, bad)
         yield batch
 
@@ -110,7 +103,7 @@ def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> B
         yield from with_class_names(texts, names, of_ids, path, bad)
 
 
-def _with_names_in_lists(batches: Batches, classes: Mapping[str, Sequence[str]]) -> Batches:
+def _with_names_in_lists(batches: Batches, classes: Classes) -> Batches:
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import build_with_facts
 from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, text_batches
-from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
+from indictune.data.read.arrow_files import Classes, arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, SplitFiles
@@ -77,7 +77,7 @@ def _arrow_batches(rows: Dataset) -> Batches:
         yield from table.combine_chunks().to_batches()
 
 
-def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]]:
+def _declared(features: Features | Mapping[str, Any]) -> Classes:
     import datasets
 
     return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
@@ -236,9 +236,7 @@ def _splits_of_converted(name: str, config: str | None, files: Sequence[str]) ->
     return splits
 
 
-def _split_files(
-    files: Mapping[Any, Iterable[str]], declared: Mapping[str, Sequence[str]]
-) -> dict[str, SplitFiles | HubSplit]:
+def _split_files(files: Mapping[Any, Iterable[str]], declared: Classes) -> dict[str, SplitFiles | HubSplit]:
     return {str(split): SplitFiles(tuple(of_split), str(split), declared) for split, of_split in files.items()}
 
 

@@ -7,7 +7,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
-from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
+from indictune.data.read.arrow_files import ARROW_EXTENSIONS, Classes, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.conll import TWEETS, holds_tweets, tweet_rows
 from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, opened
@@ -355,12 +355,12 @@ class SplitFiles:
     thousands has a number or a list for a text, `datasets` writes all texts of the column as JSON, in quotes. It
     writes 1e5 as 100000, and silently drops one of two equal keys.
 
-    `class_names` is column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
+    `class_names` are those that the dataset's README.md declares.
     """
 
     files: tuple[str, ...]
     split: str = ""
-    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    class_names: Classes = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
