@@ -106,10 +106,9 @@ class BadRows:
 
     def finish(self, good: int) -> None:
         """Raise `UserError` for the bad rows once all rows were read, of which `good` are usable."""
-        problems = [*self._first]
         unlisted = self._counts - Counter(each.code for each in self._first)
-        problems += [problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted]
-        Problems(dict.fromkeys([*problems, *self.problems])).raise_any()
+        more = (problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted)
+        Problems(dict.fromkeys([*self._first, *more, *self.problems])).raise_any()
 
     def _line_of_split(self, line: int) -> int:
         return line if line >= LINES_PER_FILE else line + len(self.files) * LINES_PER_FILE

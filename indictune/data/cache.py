@@ -126,9 +126,8 @@ def write_through(path: Path) -> None:
 @functools.cache
 def _code_digest() -> str:
     """Digest of the code that reads, cleans and tokenises. It replaces a version number."""
-    return hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-    ).hexdigest()
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _build(folder: Path, make: Callable[[Path], None]) -> None:

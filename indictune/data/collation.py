@@ -86,13 +86,12 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
     def _dummy_row(self) -> Row:
         """A row of two tokens, the least that every model can run."""
-        tokens = self._columns["input_ids"][0][:2]
+        names = self._columns.keys() & {"input_ids", "token_type_ids"}
+        row: Row = {name: self._columns[name][0][:2] for name in names}
         first = self._columns["labels"][0]
         per_token = isinstance(self._columns["labels"], ListColumn)
         labels = np.full_like(first[:2] if per_token else first, IGNORED_LABEL, subok=False)
-        row: Row = {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
-        types = self._columns.get("token_type_ids")
-        return row if types is None else row | {"token_type_ids": types[0][:2]}
+        return row | {"labels": labels, "seq_lengths": np.array([len(row["input_ids"])]), "row": NO_ROW}
 
 
 class PadToLongest:

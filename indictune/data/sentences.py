@@ -152,9 +152,8 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
         shown = ", ".join(map(shortened, (others or sorted(tags))[:4]))
         note = f"The tags are no other form of B-X and I-X ({shown}, ...), and stay as they are written."
         if form and others:
-            note = (
-                f"The tags are of the form {form}, but not {shown}. All stay as written, and these are entities too."
-            )
+            note = f"The tags are of the form {form}, but not {shown}. "
+            note += "All stay as written, and these are entities too."
         return splits, Finding("tag_scheme", 0, sum(map(len, splits.values())), note, warns=bool(form and others))
     made, changed, begun = dict[str, Sentences](), 0, Counter[str]()
     for split, each in splits.items():

@@ -137,7 +137,10 @@ class ChatWriter:
         """Where a text that must begin with the prompt of the answer `number` goes on."""
         prompt = self._text(messages[: number - 1], open_answer=True)
         if not text.startswith(prompt):
-            raise RowError("template-rewrites-prompt", number=number, **_difference(prompt, text))
+            pairs = enumerate(zip(prompt, text, strict=False))
+            at = next((index for index, (mine, other) in pairs if mine != other), len(text))
+            shown = {"shorter": repr(prompt[at : at + _SHOWN]), "longer": repr(text[at : at + _SHOWN])}
+            raise RowError("template-rewrites-prompt", number=number, at=at, **shown)
         return len(prompt)
 
     def _check_dropped(self, messages: Sequence[Message]) -> None:
@@ -164,13 +167,6 @@ def _end_of_content(content: str, text: str, start: int, number: int) -> int:
     if any(0 < content.count(each) < written.count(each) for each in (_OPEN, _CLOSE)):
         raise RowError("template-doubles-thoughts", number=number)
     return start
-
-
-def _difference(shorter: str, longer: str) -> dict[str, object]:
-    """Where two texts begin to differ, from character 0, and what each has there."""
-    pairs = enumerate(zip(shorter, longer, strict=False))
-    at = next((index for index, (mine, other) in pairs if mine != other), min(len(shorter), len(longer)))
-    return {"at": at, "shorter": repr(shorter[at : at + _SHOWN]), "longer": repr(longer[at : at + _SHOWN])}
 
 
 def _without_thoughts(text: str, span: Span) -> Iterator[Span]:

@@ -271,9 +271,7 @@ def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
     if problem_type == REGRESSION:
         return []
     counts = label_counts(train, problem_type)
-    limit = _FEW_SHARE * len(train)
-    if max(counts.values()) >= _FEW_ROWS:
-        limit = max(limit, _FEW_ROWS)
+    limit = max(_FEW_SHARE * len(train), _FEW_ROWS if max(counts.values()) >= _FEW_ROWS else 0)
     rare = sorted((label for label, count in counts.items() if count < limit), key=lambda label: counts[label])
     usual = {label: count for label, count in counts.items() if count >= limit}
     notes = []

@@ -268,10 +268,9 @@ class RowHealth:
         shown = list(dict.fromkeys(each["label"] for each in self.labels))
         if 0 < len(shown) <= _MAX_COLUMNS:
             share = {(each["language"], each["label"]): f"{each['share']:.1%}" for each in self.labels}
-            languages = [each.language for each in self.languages]
             body = [
-                [shown_language(language), *(share.get((language, label), "0.0%") for label in shown)]
-                for language in languages
+                [shown_language(each.language), *(share.get((each.language, label), "0.0%") for label in shown)]
+                for each in self.languages
             ]
             parts.append(table(["labels", *map(shortened, shown)], body))
         findings = "\n".join(f"- {each.in_full}" for each in self.findings)

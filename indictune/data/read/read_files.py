@@ -130,9 +130,8 @@ def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wante
             guessed = usual_columns(list(record), roles)
             roles |= guessed
         present.update(record)
-        values = [
-            joined_list(record.get(name)) if role in wanted.lists else record.get(name) for role, name in roles.items()
-        ]
+        given = ((role, record.get(name)) for role, name in roles.items())
+        values = [joined_list(value) if role in wanted.lists else value for role, value in given]
         nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
         if nested:
             held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"

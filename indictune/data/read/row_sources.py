@@ -241,10 +241,8 @@ def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[
                 elif split in parts:
                     problems.append(problem("dataset-split-missing", "--dataset_splits", shown, splits=splits))
                 elif split == "train":
-                    example = next(iter(found[config]), "NAME")
-                    problems.append(
-                        problem("train-split-missing", "--dataset_name", name, splits=splits, example=example)
-                    )
+                    details = {"splits": splits, "example": next(iter(found[config]), "NAME")}
+                    problems.append(problem("train-split-missing", "--dataset_name", name, **details))
                 else:
                     lacking.append(str(config))
         if taken and lacking:

@@ -54,7 +54,7 @@ Encode = Callable[[list[str]], tuple[list[Ids], list[Ids] | None]]
 Windows = Callable[[list[str]], Encoded]
 
 SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
-USUAL_PERCENTILE = 99.0
+
 _MEASURED_TEXTS = 20_000
 _AT_ONCE = 1_000
 FLAG = "--long_text"
@@ -85,10 +85,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
 
 
 def usual_length(
-    texts: pa.ChunkedArray,
-    tokenizer: PreTrainedTokenizerBase,
-    positions: int | None,
-    percentile: float = USUAL_PERCENTILE,
+    texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, positions: int | None, percentile: float = 99.0
 ) -> int:
     """A percentile of the tokens of texts or of lists of words, special ones included, within the model's positions.
 
