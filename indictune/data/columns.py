@@ -7,16 +7,15 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.shared_arguments import FileFormArguments, RawTextForm, TextArguments, TextColumns
-from indictune.data.bad_rows import BadRows, Batches, Record
+from indictune.data.bad_rows import BadRows, Batches
 from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
@@ -254,11 +253,6 @@ def text_batches(batches: Iterable[pa.RecordBatch], names: Mapping[str, str], wa
         arrays["line"] = pa.array(range(first_row, first_row + read.num_rows), pa.int64())
         yield pa.record_batch(arrays)
         first_row += read.num_rows
-
-
-def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Record]:
-    """Arrow rows in the form that `read_records` yields."""
-    return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
 
 def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:

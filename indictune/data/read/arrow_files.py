@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 
 from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import smaller_batches, with_column
-from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, shortened, text_batches
+from indictune.data.columns import Wanted, check_schema, existing_columns, shortened, text_batches
 from indictune.data.read.open_files import opened
 from indictune.errors import UserError
 from indictune.files import PACKED, kind_of_file
@@ -115,14 +116,14 @@ def _with_names_in_lists(batches: Batches, classes: Classes) -> Batches:
 def arrow_records(path: str, chunk_rows: int) -> Iterator[Record]:
     """The rows in the form of `read_records`; class ids become names, in lists too."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
-        check_schema(path, schema)
-        yield from named_records(numbered_rows(batches_of(chunk_rows, None)), schema)
+        yield from named_records(path, schema, batches_of(chunk_rows, None))
 
 
-def named_records(records: Iterator[Record], schema: pa.Schema) -> Iterator[Record]:
-    """The same rows with the names that the schema declares in place of class ids, in lists too."""
+def named_records(source: str, schema: pa.Schema, batches: Batches) -> Iterator[Record]:
+    """All arrow rows of a file or split in the form of `read_records`; class ids become names, in lists too."""
+    check_schema(source, schema)
     classes = _declared_classes(schema)
-    for number, record in records:
+    for number, record in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
         yield number, {column: _named_class(value, classes.get(column, ())) for column, value in record.items()}
 
 

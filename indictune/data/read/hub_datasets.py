@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import build_with_facts
-from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, text_batches
+from indictune.data.columns import Wanted, existing_columns, text_batches
 from indictune.data.read.arrow_files import Classes, arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
@@ -64,10 +64,8 @@ class HubSplit:
 
     def records(self, bad: BadRows) -> Iterator[Record]:
         """The rows in the form of `read_records`; class ids become names, in lists too."""
-        schema = self.rows.features.arrow_schema
-        check_schema(self.split, schema)
         with arrow_errors(self.split):
-            yield from named_records(numbered_rows(_arrow_batches(self.rows)), schema)
+            yield from named_records(self.split, self.rows.features.arrow_schema, _arrow_batches(self.rows))
 
 
 def _arrow_batches(rows: Dataset) -> Batches:
@@ -88,10 +86,8 @@ def load_hub_dataset(
 ) -> Mapping[str, SplitFiles | HubSplit]:
     """The splits of a dataset by name or folder, from the cache if it is there.
 
-    Without `is_read`, it only checks that the dataset exists: nothing is downloaded, no splits are returned.
-
-    Raises:
-        UserError: there is no such dataset or configuration, the network does not reach it, or nobody can read it.
+    Without `is_read`, it only checks that the dataset exists: nothing is downloaded, no splits are returned. Raises
+    `UserError` if there is no such dataset or configuration, the network does not reach it, or nobody can read it.
     """
     import datasets
 
