@@ -227,10 +227,8 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
 def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:
     """The gathered results of each row, in the dataset's order, without dummy rows.
 
-    `row_numbers` is int64 [gathered], and each result [gathered, ...].
-
-    Raises:
-        RuntimeError: a row is missing or duplicate.
+    `row_numbers` is int64 [gathered], and each result [gathered, ...]. Raises `RuntimeError` if a row is missing or
+    duplicate.
     """
     real = row_numbers != NO_ROW
     order = np.argsort(row_numbers[real])

@@ -123,8 +123,7 @@ _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (
 def cleaned(batches: Batches) -> Batches:
     """`clean_batch` of each batch, in order; several batches use one process for each core.
 
-    Args:
-        batches: columns `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
+    Columns are `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
     """
     first = list(islice(batches, 2))
     if len(first) < 2:

@@ -152,8 +152,7 @@ def tokenise_splits(
         in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each. Pairs have
         `token_type_ids` too, if the model reads them.
 
-    Raises:
-        UserError: the tokenizer makes no token of a text.
+    Raises `UserError` if the tokenizer makes no token of a text.
     """
     given = splits.rows
 
