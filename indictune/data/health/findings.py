@@ -230,14 +230,23 @@ _WORDS = ("first word ", "last word ")
 _LENGTHS = (25, 50, 100, 200, 400)
 
 
-def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, Any]]:
-    """Rows of each language and label, and their share of the language's rows."""
+def label_balance(rows: pa.Table, problem_type: str | None) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Rows of each language and label with their share of the language's rows; and the labels that name no class."""
     of_language, of_both = Counter[str](), Counter[tuple[str, str]]()
     for group in rows.group_by(["language", "label"]).aggregate([([], "count_all")]).to_pylist():
         of_language[group["language"]] += group["count_all"]
         for label in names([group["label"]], problem_type):
             of_both[group["language"], label] += group["count_all"]
-    return shares_of_languages(of_both, of_language)
+    counts, whole, found = Counter[str](), len(rows), list[Finding]()
+    for (_, label), count in sorted(of_both.items()):
+        counts[label] += count
+    for label in filter(_NO_CLASS.match, counts):
+        note = (
+            f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / whole:.1%}) seems to name no class. "
+            f"The model learns to predict it. {shlex.quote(f'--label_map={label}=')} leaves these rows out."
+        )
+        found.append(Finding("labels_of_no_class", counts[label], whole, note, None, [label]))
+    return shares_of_languages(of_both, of_language), found
 
 
 def shares_of_languages(
@@ -248,19 +257,6 @@ def shares_of_languages(
         {"language": language, "label": label, "count": count, "share": count / of_language[language]}
         for (language, label), count in sorted(of_both.items())
     ]
-
-
-def labels_of_no_class(balance: Sequence[Mapping[str, Any]], rows: int) -> Iterator[Finding]:
-    """Labels whose names say that a row has no class, such as `unknown`; `rows` were counted in `balance`."""
-    counts = Counter[str]()
-    for each in balance:
-        counts[each["label"]] += each["count"]
-    for label in filter(_NO_CLASS.match, counts):
-        note = (
-            f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / rows:.1%}) seems to name no class. "
-            f"The model learns to predict it. {shlex.quote(f'--label_map={label}=')} leaves these rows out."
-        )
-        yield Finding("labels_of_no_class", counts[label], rows, note, None, [label])
 
 
 def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:

@@ -32,14 +32,7 @@ from indictune.data.bad_rows import file_and_line
 from indictune.data.cache import StoredRows, are_pairs, build_with_facts, chosen_texts
 from indictune.data.columns import BETWEEN_TEXTS, shortened
 from indictune.data.health.encodings import DamagedTexts
-from indictune.data.health.findings import (
-    MAX_EXAMPLES,
-    Finding,
-    label_balance,
-    label_sources,
-    labels_of_no_class,
-    near_duplicates,
-)
+from indictune.data.health.findings import MAX_EXAMPLES, Finding, label_balance, label_sources, near_duplicates
 from indictune.data.labels import has_classes, names
 from indictune.data.languages import NO_LETTERS, script_of
 from indictune.data.text.cleaning import WORD
@@ -321,8 +314,8 @@ def measure(
         findings += [] if name == "train" else _near_duplicates(name, split, train, sample, are_classes)
     balance: list[dict[str, Any]] = []
     if are_classes:
-        balance = label_balance(train.table, problem_type)
-        findings += [*labels_of_no_class(balance, len(train)), *_sources(train, sample, problem_type)]
+        balance, of_no_class = label_balance(train.table, problem_type)
+        findings += [*of_no_class, *_sources(train, sample, problem_type)]
     return RowHealth({name: len(split) for name, split in splits.items()}, measured, balance, findings)
 
 
