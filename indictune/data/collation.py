@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
+_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids")
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
@@ -35,21 +36,6 @@ def text_lengths(dataset: Dataset) -> torch.Tensor:
     return torch.from_numpy(texts.to_numpy().astype(np.int64))
 
 
-class ListColumn:
-    """A column of lists of numbers without copies: reading a row costs a slice, not a Python list."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._chunks = [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in column.chunks]
-        self._first_rows = np.cumsum([0, *(len(offsets) - 1 for offsets, _ in self._chunks)])
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        chunk = int(np.searchsorted(self._first_rows, index, side="right")) - 1
-        offsets, values = self._chunks[chunk]
-        row = index - self._first_rows[chunk]
-        taken: np.ndarray = values[offsets[row] : offsets[row + 1]]
-        return taken
-
-
 class IndexedRows(torch.utils.data.Dataset[Row]):
     """A tokenised dataset that gives each row with its number. `NO_ROW` gives a dummy row that does not count.
 
@@ -63,11 +49,9 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         self._batches, self._read = batches, 0
         table = dataset.with_format("arrow")[:]
         self._length = len(table)
-        self._columns: dict[str, ListColumn | np.ndarray] = {
-            name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else _matrix(table[name])
-            for name in ("input_ids", "labels", "seq_lengths", "token_type_ids")
-            if name in table.column_names
-        }
+        columns = {name: table[name] for name in table.column_names if name in _READ}
+        self._lists = {name: column for name, column in columns.items() if pa.types.is_list(column.type)}
+        self._arrays = {name: _matrix(column) for name, column in columns.items() if name not in self._lists}
 
     def __len__(self) -> int:
         return self._length
@@ -80,17 +64,17 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         self._read += 1
         if self._read % _ROWS_IN_MEMORY == 0:
             forget_mapped()
-        row: Row = {name: column[index] for name, column in self._columns.items()}
+        row: Row = {name: column[index].values.to_numpy() for name, column in self._lists.items()}  # without copies
+        row |= {name: array[index] for name, array in self._arrays.items()}
         more = {"row": index} if self._batches is None else {"row": index, "epoch": self._batches.epoch}
         return {"seq_lengths": np.array([len(row["input_ids"])]), **row, **more}
 
     def _dummy_row(self) -> Row:
         """A row of two tokens, the least that every model can run."""
-        names = self._columns.keys() & {"input_ids", "token_type_ids"}
-        row: Row = {name: self._columns[name][0][:2] for name in names}
-        first = self._columns["labels"][0]
-        per_token = isinstance(self._columns["labels"], ListColumn)
-        labels = np.full_like(first[:2] if per_token else first, IGNORED_LABEL, subok=False)
+        first = self[0]
+        row: Row = {name: first[name][:2] for name in first.keys() & {"input_ids", "token_type_ids"}}
+        label = first["labels"][:2] if "labels" in self._lists else first["labels"]
+        labels = np.full_like(label, IGNORED_LABEL, subok=False)
         return row | {"labels": labels, "seq_lengths": np.array([len(row["input_ids"])]), "row": NO_ROW}
 
 
