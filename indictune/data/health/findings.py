@@ -249,9 +249,7 @@ def label_balance(rows: pa.Table, problem_type: str | None) -> tuple[list[dict[s
     return shares_of_languages(of_both, of_language), found
 
 
-def shares_of_languages(
-    of_both: Mapping[tuple[str, str], int], of_language: Mapping[str, int]
-) -> list[dict[str, Any]]:
+def shares_of_languages(of_both: Counter[tuple[str, str]], of_language: Counter[str]) -> list[dict[str, Any]]:
     """The count of each language and label, and its share of what is counted of the language."""
     return [
         {"language": language, "label": label, "count": count, "share": count / of_language[language]}
