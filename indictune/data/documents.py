@@ -177,7 +177,7 @@ class Cutter:
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int, mlm_probability: float | None) -> Cutter:
         """The cutter for a tokenizer; masked words if there is a probability.
 
-        Raises `UserError` for a tokenizer that does not fit, or if `max_length` has no room for a text.
+        Raises `UserError`: `tokenizer-not-for-raw-text`, or `no-room-for-text`.
         """
         fits, specials = tokenizer.is_fast, tokenizer.num_special_tokens_to_add()
         if fits and mlm_probability is not None:
