@@ -32,10 +32,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.environment import environment, write_results
-from indictune.data.bad_rows import BadRows, Quarantine
+from indictune.data.bad_rows import BadRows, Quarantine, Record
 from indictune.data.columns import Wanted
 from indictune.data.read.hub_datasets import load_hub_dataset
-from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, read_batches, read_records
+from indictune.data.read.read_files import RECORD_EXTENSIONS, read_batches, read_records
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
 from tests.plain_readers import Unreadable, are_same, cells_of, may_end_elsewhere, plain_rows

@@ -12,9 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from indictune.config.shared_arguments import BadRowArguments
 from indictune.errors import Problem, Problems, problem
 from indictune.files import kind_of_file
+
+# What readers yield: rows of text columns and `line`; or of a json object or its like, with its line.
+Batches = Iterator[pa.RecordBatch]
+Record = tuple[int, dict[str, object]]
 
 REJECTED = "rejected.jsonl"
 
@@ -100,10 +106,9 @@ class BadRows:
 
     def finish(self, good: int) -> None:
         """Raise `UserError` for the bad rows once all rows were read, of which `good` are usable."""
-        problems = [*self._first]
         unlisted = self._counts - Counter(each.code for each in self._first)
-        problems += [problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted]
-        Problems(dict.fromkeys([*problems, *self.problems])).raise_any()
+        more = (problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted)
+        Problems(dict.fromkeys([*self._first, *more, *self.problems])).raise_any()
 
     def _line_of_split(self, line: int) -> int:
         return line if line >= LINES_PER_FILE else line + len(self.files) * LINES_PER_FILE

@@ -21,12 +21,7 @@ def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:
     The longest row goes first, and each row to the part with the fewest tokens so far (Graham's longest processing
     time rule, SIAM J. Appl. Math. 17(2), 1969): no part has more than a `parts`-th of the tokens and one row.
 
-    Args:
-        lengths: [batches, rows], each batch's in falling order.
-        parts: micro-batches of a batch.
-
-    Returns:
-        The part of each row, int64 [batches, rows].
+    `lengths` are [batches, rows], each batch's in falling order. Returns the part of each row, int64 [batches, rows].
     """
     part_of = torch.zeros_like(lengths, dtype=torch.int64)
     if parts == 1:
@@ -43,8 +38,7 @@ def deal_by_length(lengths: torch.Tensor, parts: int) -> torch.Tensor:
     """Deal the rows of each batch to `parts` micro-batches of rows of like length, for models that need padding.
 
     Each part is a run of the rows in falling order. No other cut has a largest part of fewer tokens, padding included.
-
-    Args and result as of `deal_by_tokens`.
+    Arguments and result are those of `deal_by_tokens`.
     """
     batches, rows = lengths.shape
     low, high = lengths[:, 0].clone(), lengths[:, 0] * rows

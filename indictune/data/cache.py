@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, compress, islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import row_location
+from indictune.data.bad_rows import Batches, row_location
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.files import cache_folder, kept_in, locked
 from indictune.run import OWN_PROGRESS
@@ -126,9 +126,8 @@ def write_through(path: Path) -> None:
 @functools.cache
 def _code_digest() -> str:
     """Digest of the code that reads, cleans and tokenises. It replaces a version number."""
-    return hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-    ).hexdigest()
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _build(folder: Path, make: Callable[[Path], None]) -> None:
@@ -176,7 +175,7 @@ def _remove_stale(parent: Path) -> None:
 _EVERY_S = 5.0
 
 
-def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
+def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Batches:
     """Pass record batches on, and log every five seconds how many rows went by, of `total` if known."""
     logged, rows, of_total = time.monotonic(), 0, f" of {total:,}" if total else ""
     for batch in batches:
@@ -188,11 +187,18 @@ def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | Non
             logged = time.monotonic()
 
 
-def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write record batches as an Arrow file, one after the other."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in batches:
+def write_table(
+    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], what: str = "", total: int | None = None
+) -> None:
+    """Write record batches, which may be those of the table at `path`, as an Arrow file, one after the other.
+
+    `what` and `total` are those of `with_progress`; without `what`, nothing is logged.
+    """
+    unfinished = path.with_suffix(".unfinished")
+    with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in with_progress(batches, what, total) if what else batches:
             writer.write_batch(batch)
+    unfinished.rename(path)
 
 
 def map_table(path: Path) -> pa.Table:
@@ -214,14 +220,14 @@ def counts_of(column: pa.ChunkedArray) -> dict[Any, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
 
 
-def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
+def stored_batches(path: Path) -> Batches:
     """The record batches of a file. Each is read, not mapped, so its memory is freed after use."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
 
 
-def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Batches:
     """The same rows, at most `rows` at a time."""
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
@@ -233,14 +239,7 @@ def with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
     return batch.set_column(batch.schema.get_field_index(name), name, column)
 
 
-def rewrite_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a table anew from batches, which may read the old one."""
-    unfinished = path.with_suffix(".unfinished")
-    write_table(unfinished, schema, batches)
-    unfinished.rename(path)
-
-
-def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Iterator[pa.RecordBatch]:
+def repeated_batches(path: Path, times: npt.NDArray[np.integer | np.bool_]) -> Batches:
     """The rows of a table, each as often as said, int or bool [rows]; they keep their order."""
     start = 0
     for batch in stored_batches(path):
@@ -323,15 +322,13 @@ def chosen_texts(texts: Iterable[str], chosen: npt.NDArray[np.bool_]) -> dict[in
 
 def leaked_rows(
     path: Path, held_out: pa.Table, text_of: Callable[[pa.RecordBatch], pa.Array]
-) -> Iterator[pa.BooleanArray]:
-    """Which rows of the table at `path` have a text that held-out rows have too, an array for each record batch."""
+) -> npt.NDArray[np.bool_]:
+    """Which rows of the table at `path` have a text that held-out rows have too, bool [rows]."""
     values = pa.chunked_array([text_of(batch) for batch in held_out.to_batches()], pa.string())
-    batches = stored_batches(path)
+    batches, masks = stored_batches(path), [np.zeros(0, np.bool_)]
     while some := list(islice(batches, _LEAK_BATCHES)):
-        masks = pc.is_in(pa.chunked_array([text_of(batch) for batch in some]), value_set=values)
-        mask = masks.combine_chunks()  # arrow may cut it elsewhere than the texts
-        starts = accumulate((batch.num_rows for batch in some), initial=0)
-        yield from (mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False))
+        masks.append(pc.is_in(pa.chunked_array([text_of(batch) for batch in some]), value_set=values).to_numpy())
+    return np.concatenate(masks)
 
 
 def text_keys(texts: Iterable[str], salt: str = "-") -> npt.NDArray[np.uint64]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
+_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids")
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
@@ -35,21 +36,6 @@ def text_lengths(dataset: Dataset) -> torch.Tensor:
     return torch.from_numpy(texts.to_numpy().astype(np.int64))
 
 
-class ListColumn:
-    """A column of lists of numbers without copies: reading a row costs a slice, not a Python list."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._chunks = [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in column.chunks]
-        self._first_rows = np.cumsum([0, *(len(offsets) - 1 for offsets, _ in self._chunks)])
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        chunk = int(np.searchsorted(self._first_rows, index, side="right")) - 1
-        offsets, values = self._chunks[chunk]
-        row = index - self._first_rows[chunk]
-        taken: np.ndarray = values[offsets[row] : offsets[row + 1]]
-        return taken
-
-
 class IndexedRows(torch.utils.data.Dataset[Row]):
     """A tokenised dataset that gives each row with its number. `NO_ROW` gives a dummy row that does not count.
 
@@ -63,11 +49,9 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         self._batches, self._read = batches, 0
         table = dataset.with_format("arrow")[:]
         self._length = len(table)
-        self._columns: dict[str, ListColumn | np.ndarray] = {
-            name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else _matrix(table[name])
-            for name in ("input_ids", "labels", "seq_lengths", "token_type_ids")
-            if name in table.column_names
-        }
+        columns = {name: table[name] for name in table.column_names if name in _READ}
+        self._lists = {name: column for name, column in columns.items() if pa.types.is_list(column.type)}
+        self._arrays = {name: _matrix(column) for name, column in columns.items() if name not in self._lists}
 
     def __len__(self) -> int:
         return self._length
@@ -80,19 +64,18 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         self._read += 1
         if self._read % _ROWS_IN_MEMORY == 0:
             forget_mapped()
-        row: Row = {name: column[index] for name, column in self._columns.items()}
+        row: Row = {name: column[index].values.to_numpy() for name, column in self._lists.items()}  # without copies
+        row |= {name: array[index] for name, array in self._arrays.items()}
         more = {"row": index} if self._batches is None else {"row": index, "epoch": self._batches.epoch}
         return {"seq_lengths": np.array([len(row["input_ids"])]), **row, **more}
 
     def _dummy_row(self) -> Row:
         """A row of two tokens, the least that every model can run."""
-        tokens = self._columns["input_ids"][0][:2]
-        first = self._columns["labels"][0]
-        per_token = isinstance(self._columns["labels"], ListColumn)
-        labels = np.full_like(first[:2] if per_token else first, IGNORED_LABEL, subok=False)
-        row: Row = {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
-        types = self._columns.get("token_type_ids")
-        return row if types is None else row | {"token_type_ids": types[0][:2]}
+        first = self[0]
+        row: Row = {name: first[name][:2] for name in first.keys() & {"input_ids", "token_type_ids"}}
+        label = first["labels"][:2] if "labels" in self._lists else first["labels"]
+        labels = np.full_like(label, IGNORED_LABEL, subok=False)
+        return row | {"labels": labels, "seq_lengths": np.array([len(row["input_ids"])]), "row": NO_ROW}
 
 
 class PadToLongest:
@@ -134,10 +117,8 @@ class PadToLongest:
         longest = max(map(len, sequences))
         padded = np.full((len(sequences), longest), value)
         for row, sequence in zip(padded, sequences, strict=True):
-            if self.padding_side == "right":
-                row[: len(sequence)] = sequence
-            else:
-                row[longest - len(sequence) :] = sequence
+            start = 0 if self.padding_side == "right" else longest - len(sequence)
+            row[start : start + len(sequence)] = sequence
         return torch.from_numpy(padded)
 
 
@@ -169,17 +150,15 @@ class JoinRows:
         """
         lengths = np.concatenate([row["seq_lengths"] for row in rows])
         ends = np.cumsum(lengths)
-        input_ids = _joined([row["input_ids"] for row in rows])
+        names = [name for name in ("input_ids", "token_type_ids") if name in rows[0]]
+        joined = {name: _joined([row[name] for row in rows]) for name in names}
         boundaries = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
         longest = int(lengths.max())
         labels = [row["labels"] for row in rows]
         of_tokens = bool(np.ndim(labels[0])) and self.labels_of_tokens
         counts = [len(row["seq_lengths"]) for row in rows]
-        has_types = "token_type_ids" in rows[0]
-        types = {"token_type_ids": _joined([row["token_type_ids"] for row in rows])} if has_types else {}
-        return types | {
-            "input_ids": input_ids,
-            "position_ids": self._positions(input_ids[0].numpy(), lengths),
+        return joined | {
+            "position_ids": self._positions(joined["input_ids"][0].numpy(), lengths),
             "labels": _joined(labels) if of_tokens else _stacked(_at_first_windows(labels, counts)),
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,
@@ -232,10 +211,8 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
 def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:
     """The gathered results of each row, in the dataset's order, without dummy rows.
 
-    `row_numbers` is int64 [gathered], and each result [gathered, ...].
-
-    Raises:
-        RuntimeError: a row is missing or duplicate.
+    `row_numbers` is int64 [gathered], and each result [gathered, ...]. Raises `RuntimeError` if a row is missing or
+    duplicate.
     """
     real = row_numbers != NO_ROW
     order = np.argsort(row_numbers[real])

@@ -7,16 +7,15 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.config.shared_arguments import FileFormArguments, RawTextForm, TextArguments, TextColumns
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches
 from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
@@ -235,9 +234,7 @@ def _check_unique(source: str, names: Sequence[str], name: str) -> None:
         raise UserError("column-duplicate", value=source, count=count, column=shortened(name))
 
 
-def text_batches(
-    batches: Iterable[pa.RecordBatch], names: Mapping[str, str], wanted: Wanted, source: str
-) -> Iterator[pa.RecordBatch]:
+def text_batches(batches: Iterable[pa.RecordBatch], names: Mapping[str, str], wanted: Wanted, source: str) -> Batches:
     """All arrow rows of a file or split, with the columns of `existing_columns`, in the form of `read_batches`.
 
     Raises `UserError` for every column that holds neither text, numbers nor booleans.
@@ -256,11 +253,6 @@ def text_batches(
         arrays["line"] = pa.array(range(first_row, first_row + read.num_rows), pa.int64())
         yield pa.record_batch(arrays)
         first_row += read.num_rows
-
-
-def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Arrow rows in the form that `read_records` yields."""
-    return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
 
 def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,22 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.shared_arguments import RawTextForm
-from indictune.data.bad_rows import BadRows, copy_rejected
+from indictune.data.bad_rows import BadRows, Batches, Record, copy_rejected
 from indictune.data.batching import NO_ROW
-from indictune.data.cache import (
-    StoredRows,
-    build_with_facts,
-    map_table,
-    smaller_batches,
-    stored_batches,
-    with_progress,
-    write_table,
-)
+from indictune.data.cache import StoredRows, build_with_facts, map_table, smaller_batches, stored_batches, write_table
 from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.data.columns import document_columns
 from indictune.data.packing import TokenRows, pack_table
 from indictune.data.read.open_files import decoded_lines
-from indictune.data.read.read_files import Record, SplitFiles, checked_extension, checked_rows
+from indictune.data.read.read_files import SplitFiles, checked_extension, checked_rows, string_batches
 from indictune.data.read.row_sources import Read, SplitRows
 from indictune.data.row_choice import Splits
 from indictune.data.text.tokenisation import mapped_dataset, reset_backend, tokenizer_parts
@@ -62,9 +53,10 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
     def of_file(path: str, bad: BadRows) -> Iterator[Record]:
         return checked_rows(path, txt_documents(path, bad, args.txt_documents == "lines"), bad)
 
-    def read(rows: SplitRows, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def read(rows: SplitRows, bad: BadRows) -> Batches:
         if isinstance(rows, SplitFiles) and _TXT in map(kind_of_file, rows.files):
-            batches = _batches(rows.records(bad, of_file))
+            documents = ((line, (cast(str, record["text"]), None)) for line, record in rows.records(bad, of_file))
+            batches = string_batches(documents, ("text", "language"), _READ_AT_ONCE)
         else:
             batches = rows.batches(wanted, bad)
         for batch in batches:
@@ -75,13 +67,6 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
             yield texts.append_column("label", pa.nulls(len(texts), pa.string()))
 
     return read
-
-
-def _batches(records: Iterator[Record]) -> Iterator[pa.RecordBatch]:
-    while some := list(islice(records, _READ_AT_ONCE)):
-        texts = pa.array([record["text"] for _, record in some], pa.string())
-        columns = [texts, pa.nulls(len(some), pa.string()), pa.array([line for line, _ in some], pa.int64())]
-        yield pa.record_batch(columns, ["text", "language", "line"])
 
 
 def txt_documents(path: str, bad: BadRows, one_a_line: bool) -> Iterator[Record]:
@@ -192,8 +177,7 @@ class Cutter:
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int, mlm_probability: float | None) -> Cutter:
         """The cutter for a tokenizer; masked words if there is a probability.
 
-        Raises:
-            UserError: `tokenizer-not-for-raw-text`, or `no-room-for-text`.
+        Raises `UserError`: `tokenizer-not-for-raw-text`, or `no-room-for-text`.
         """
         fits, specials = tokenizer.is_fast, tokenizer.num_special_tokens_to_add()
         if fits and mlm_probability is not None:
@@ -257,7 +241,7 @@ def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter) -> TokenRows:
         for split, rows in splits.rows.items():
             path = folder / f"{split}.arrow"
             batches = _tokenised(stored_batches(splits.folder / path.name), cutter, is_scored=split != "train")
-            write_table(path, _SCHEMA, with_progress(batches, f"tokenising the {split} rows"))
+            write_table(path, _SCHEMA, batches, f"tokenising the {split} rows")
             pieces = np.bincount(pc.list_flatten(map_table(path)["rows"]).to_numpy(), minlength=len(rows))
             empty = np.flatnonzero(pieces == 0)[:_MAX_LISTED].tolist()
             Problems(problem("text-without-tokens", rows.origin, rows.location(each)) for each in empty).raise_any()
@@ -276,7 +260,7 @@ def tokenise_documents(splits: Splits[StoredRows], cutter: Cutter) -> TokenRows:
     return TokenRows(datasets, splits.rows, folder, **facts)
 
 
-def _tokenised(batches: Iterable[pa.RecordBatch], cutter: Cutter, is_scored: bool) -> Iterator[pa.RecordBatch]:
+def _tokenised(batches: Iterable[pa.RecordBatch], cutter: Cutter, is_scored: bool) -> Batches:
     documents, count = 0, 0
     for batch in smaller_batches(batches, _AT_ONCE):
         texts, languages, rows = batch["text"].to_pylist(), batch["language"].to_pylist(), list[dict[str, Any]]()

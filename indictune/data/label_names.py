@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, rewrite_table, stored_batches, with_column
+from indictune.data.cache import MAX_LISTED_ROWS, StoredRows, map_table, stored_batches, with_column, write_table
 from indictune.data.columns import SEPARATOR, label_key, names_by_key, normalise_label, shortened
 from indictune.data.health.findings import NO_CLASS
 from indictune.data.labels import MULTI_LABEL, REGRESSION, AnyRows, items_of_labels, label_counts, mark_between
@@ -131,7 +131,7 @@ def _renamed(rows: AnyRows, path: Path, names: Names) -> AnyRows:
     """The rows of the table at `path`, written again with their labels by name, without those that have none."""
     columns = ((batch, [names[label] for label in batch["label"].to_pylist()]) for batch in stored_batches(path))
     batches = (with_column(batch, "label", pa.array(labels, pa.string())) for batch, labels in columns)
-    rewrite_table(path, rows.table.schema, (batch.filter(pc.is_valid(batch["label"])) for batch in batches))
+    write_table(path, rows.table.schema, (batch.filter(pc.is_valid(batch["label"])) for batch in batches))
     if not len(table := map_table(path)):
         raise UserError("no-rows", _FLAG, rows.source, "Leave out fewer labels.")
     return replace(rows, table=table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
@@ -13,16 +13,8 @@ import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments, RawTextForm, TextArguments
-from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import (
-    StoredRows,
-    leaked_rows,
-    map_table,
-    rewrite_table,
-    stored_batches,
-    with_progress,
-    write_table,
-)
+from indictune.data.bad_rows import BadRows, Batches, bad_rows
+from indictune.data.cache import StoredRows, leaked_rows, map_table, repeated_batches, stored_batches, write_table
 from indictune.data.columns import BETWEEN_TEXTS, Wanted, document_columns, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
@@ -147,17 +139,16 @@ def _read_split(
     read = damaged.watching(source.read(bad))
     schema = SCHEMA if columns.labels else SCHEMA.remove(SCHEMA.get_field_index("label"))
     batches = _with_text(cleaned(read) if cleans else map(as_written, read), empty, schema)
-    write_table(path, schema, with_progress(batches, f"reading {source.name}"))
+    write_table(path, schema, batches, f"reading {source.name}")
     table = map_table(path)
     labelled = len(table) - table["label"].null_count if columns.labels else len(table)
     lacks_labels = source.may_lack_labels and not labelled
     if labelled < len(table) and not lacks_labels:
-        unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
-        for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
-            for row in batch.filter(mask).to_pylist():
+        for batch in stored_batches(path):
+            for row in batch.filter(pc.is_null(batch["label"])).to_pylist():
                 row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
                 bad.add(row.pop("line"), "no-label", row, column=columns.labels)
-        _drop_rows(path, unlabelled)
+        write_table(path, schema, repeated_batches(path, table["label"].is_valid().to_numpy()))
         table = map_table(path)
     bad.finish(len(table))
     found.notes += [f"{source.origin} {note}" for note in bad.notes()]
@@ -177,9 +168,7 @@ def _read_split(
     return StoredRows(table, source.name, source.origin, bad.files)
 
 
-def _with_text(
-    batches: Iterator[pa.RecordBatch], empty: list[pa.Array], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _with_text(batches: Batches, empty: list[pa.Array], schema: pa.Schema) -> Batches:
     """The cleaned rows that have a text, or both texts of a pair; `empty` gets the lines of the others."""
     for batch in batches:
         full = pc.invert(pc.is_in(batch["text"], pa.array(["", BETWEEN_TEXTS])))
@@ -191,9 +180,8 @@ def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, fo
     """The training rows; with `drop`, without those whose text also stands in held-out rows."""
     if not held_out:
         return train
-    leaked = list(leaked_rows(path, pa.concat_tables([rows.table for rows in held_out]), itemgetter("text")))
-    count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
-    if not count:
+    leaked = leaked_rows(path, pa.concat_tables([rows.table for rows in held_out]), itemgetter("text"))
+    if not (count := int(leaked.sum())):
         return train
     also = f"{count} of {len(train)} training rows also stand in {' or '.join(rows.source for rows in held_out)}"
     if not drop:
@@ -203,12 +191,6 @@ def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, fo
     if count == len(train):
         details: dict[str, Any] = {"rows": count, "origin": train.origin, "source": train.source}
         raise UserError("all-rows-leaked", "--drop_leaked_rows", "true", **details)
-    _drop_rows(path, leaked)
+    write_table(path, train.table.schema, repeated_batches(path, ~leaked))
     found.notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))
-
-
-def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:
-    """Write a table again without some rows, given by a mask for each record batch."""
-    kept = (batch.filter(pc.invert(mask)) for batch, mask in zip(stored_batches(path), dropped, strict=True))
-    rewrite_table(path, SCHEMA, kept)

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import StoredRows, forget_mapped, map_table, rewrite_table, with_progress
-from indictune.data.collation import ListColumn
+from indictune.data.cache import StoredRows, forget_mapped, map_table, with_progress, write_table
 from indictune.data.text.tokenisation import mapped_dataset
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
         order) and `length` (tokens of the pack). Every row is in one pack, once.
     """
     for group in groups:
-        columns = [ListColumn(group[name]) for name in ("input_ids", "labels")]
+        columns = [group[name] for name in ("input_ids", "labels")]
         lengths = pc.list_value_length(group["input_ids"]).to_numpy()
         numbers = pc.list_flatten(group["rows"]).to_numpy()
         packs = _packs(lengths, max_length)
@@ -117,13 +116,13 @@ def packing_facts(packed: Dataset, max_length: int) -> str:
 
 
 def _batch(
-    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, numbers: np.ndarray
+    packs: Sequence[np.ndarray], columns: Sequence[pa.ChunkedArray], lengths: np.ndarray, numbers: np.ndarray
 ) -> pa.RecordBatch:
     """The columns of some packs: indices of rows in the group. `numbers` has the index of each row in the split."""
     rows = np.concatenate(packs)
     pack_rows = [len(pack) for pack in packs]
     pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
-    tokens = [np.concatenate([column[row] for row in rows], dtype=np.int32) for column in columns]
+    tokens = [pc.list_flatten(column.take(rows)).to_numpy() for column in columns]
     of_packs = (_lists(pack_lengths, values) for values in tokens)
     of_rows = (_lists(pack_rows, values[rows]) for values in (lengths, numbers))
     return pa.record_batch([*of_packs, *of_rows, pa.array(pack_lengths)], schema=SCHEMA)
@@ -136,5 +135,5 @@ def _lists(lengths: Sequence[int] | np.ndarray, values: np.ndarray) -> pa.ListAr
 def pack_table(path: Path, max_length: int) -> str:
     """Pack the rows of a table, which is written again; returns a sentence about the packs."""
     groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
-    rewrite_table(path, SCHEMA, packed(groups, max_length))
+    write_table(path, SCHEMA, packed(groups, max_length))
     return packing_facts(mapped_dataset(path.parent, path.stem), max_length)

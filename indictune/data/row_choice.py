@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.console_text import table
-from indictune.data.cache import (
-    StoredRows,
-    build_with_facts,
-    map_table,
-    repeated_batches,
-    rewrite_table,
-    text_keys,
-    write_table,
-)
+from indictune.data.cache import StoredRows, build_with_facts, map_table, repeated_batches, text_keys, write_table
 from indictune.data.health.findings import Finding, Found, warning_notes
 from indictune.data.labels import AnyRows, has_classes, label_lists
 from indictune.data.read.row_sources import Source, TrainFiles, entry_numbers
@@ -49,7 +41,7 @@ class Mixture:
         """Write the training rows in `train.arrow` of a folder again, each as often as it comes in an epoch.
 
         `entries` are those of `--train_files`, if any. With `keeps_labels`, one row at least of each `label` stays.
-        Returns the rows of the table that `_announce` shows; none if nothing changes.
+        Returns the rows of a table: file, language, rows, rows in an epoch, and share; none if nothing changes.
         """
         path = folder / "train.arrow"
         rows = map_table(path)
@@ -63,8 +55,10 @@ class Mixture:
             return []
         repeats = _dealt(group, wanted, np.random.default_rng(self.seed))
         if keeps_labels:
-            _keep_a_row_each(repeats, rows["label"])
-        rewrite_table(path, rows.schema, repeated_batches(path, repeats))
+            codes = _codes(rows["label"])
+            first = np.unique(codes, return_index=True)[1]
+            repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
+        write_table(path, rows.schema, repeated_batches(path, repeats))
         after = np.bincount(group, weights=repeats, minlength=len(present)).astype(int)
         mix = []
         for number in np.flatnonzero(present).tolist():
@@ -86,13 +80,6 @@ class Mixture:
         return rows
 
 
-def _announce(mix: Sequence[Sequence[str]]) -> None:
-    """Show how many rows of each file and language come in an epoch."""
-    if mix:
-        for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
-            logger.info(line)
-
-
 def mixture_of(plan: RunPlan[Any, Any]) -> Mixture | None:
     """The mixture of a run; None if its rows stay as they are."""
     training = plan.training
@@ -112,13 +99,6 @@ def _dealt(group: Counts, wanted: Counts, generator: np.random.Generator) -> Cou
             repeats[members], more = divmod(int(wanted[number]), len(members))
             repeats[generator.permutation(members)[:more]] += 1
     return repeats
-
-
-def _keep_a_row_each(repeats: Counts, labels: pa.ChunkedArray) -> None:
-    """Let the first row of each label come once, if no row of it would come."""
-    codes = _codes(labels)
-    first = np.unique(codes, return_index=True)[1]
-    repeats[first[np.bincount(codes, weights=repeats) == 0]] = 1
 
 
 @dataclass(frozen=True)
@@ -166,7 +146,7 @@ class ValidationSplit:
         if not chosen.any():
             return {"train": train}
         write_table(other, train.table.schema, repeated_batches(path, chosen))
-        rewrite_table(path, train.table.schema, repeated_batches(path, ~chosen))
+        write_table(path, train.table.schema, repeated_batches(path, ~chosen))
         return self.divided(train, map_table(path), map_table(other))
 
     def divided(self, train: AnyRows, left: pa.Table, held_out: pa.Table) -> dict[str, AnyRows]:
@@ -252,7 +232,9 @@ def stored_splits(
     rows = {name: rows_type(map_table(folder / f"{name}.arrow"), *each) for name, each in facts["splits"].items()}
     if split is not None:
         split.announce(rows)
-    _announce(facts["mix"])
+    if mix := facts["mix"]:
+        for line in table(["mix of an epoch", "language", "rows", "in an epoch", "share"], mix).split("\n"):
+            logger.info(line)
     findings = [Finding(**each) for each in facts["findings"]]
     return Splits(rows, folder, [*facts["notes"], *ignored], findings, facts["labels"])
 

@@ -15,15 +15,15 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.arguments import TaggedDataArguments
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
-from indictune.data.bad_rows import BadRows
-from indictune.data.cache import StoredRows
+from indictune.data.bad_rows import BadRows, Record
+from indictune.data.cache import StoredRows, with_column
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import Wanted, existing_columns, seen, shortened, wanted_columns
 from indictune.data.health.findings import Finding, shares_of_languages
 from indictune.data.labels import with_counts
 from indictune.data.languages import language_of
 from indictune.data.read.conll import TAGS, WORDS, column_key, conll_sentences
-from indictune.data.read.read_files import RECORD_EXTENSIONS, Record, SplitFiles, checked_extension, read_records
+from indictune.data.read.read_files import RECORD_EXTENSIONS, SplitFiles, checked_extension, read_records
 from indictune.data.read.row_sources import Read, Source, SplitRows
 from indictune.data.row_choice import split_of
 from indictune.data.text.tokenisation import check_lengths, words_with_spaces
@@ -152,17 +152,15 @@ def with_one_scheme(splits: dict[str, Sentences], known: Collection[str]) -> tup
         shown = ", ".join(map(shortened, (others or sorted(tags))[:4]))
         note = f"The tags are no other form of B-X and I-X ({shown}, ...), and stay as they are written."
         if form and others:
-            note = (
-                f"The tags are of the form {form}, but not {shown}. All stay as written, and these are entities too."
-            )
+            note = f"The tags are of the form {form}, but not {shown}. "
+            note += "All stay as written, and these are entities too."
         return splits, Finding("tag_scheme", 0, sum(map(len, splits.values())), note, warns=bool(form and others))
     made, changed, begun = dict[str, Sentences](), 0, Counter[str]()
     for split, each in splits.items():
         given = each.table["tags"].to_pylist()
         found = [_as_iob2(row, parts, begun) for row in given]
         changed += sum(map(list.__ne__, given, found))
-        at = each.table.schema.get_field_index("tags")
-        table = each.table.set_column(at, "tags", pa.array(found, pa.list_(pa.string())))
+        table = with_column(each.table, "tags", pa.array(found, pa.list_(pa.string())))
         made[split] = Sentences(table, each.source, each.origin, each.files)
     examples = ", ".join(form.replace("B", prefix) for prefix in sorted(prefixes))
     become = ", and become B-X and I-X" if changed else ""

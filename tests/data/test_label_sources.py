@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from indictune.data.health.findings import Finding, label_balance, label_sources, labels_of_no_class
+from indictune.data.health.findings import Finding, label_balance, label_sources
 
 LABELS = ("negative", "neutral", "positive")
 
@@ -72,13 +72,13 @@ def test_what_says_something_is_listed_without_a_warning() -> None:
 
 def test_labels_are_counted_by_language() -> None:
     table = pa.table({"language": ["hi", "hi", "te", "hi"], "label": ["a", "b", "b", "a"], "line": [1, 2, 3, 4]})
-    assert label_balance(table, None) == [
+    assert label_balance(table, None)[0] == [
         {"language": "hi", "label": "a", "count": 2, "share": 2 / 3},
         {"language": "hi", "label": "b", "count": 1, "share": 1 / 3},
         {"language": "te", "label": "b", "count": 1, "share": 1.0},
     ]
     several = pa.table({"language": ["hi", "hi"], "label": ["a|b", "b"]})
-    assert [each["count"] for each in label_balance(several, "multi_label_classification")] == [1, 2]
+    assert [each["count"] for each in label_balance(several, "multi_label_classification")[0]] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_labels_are_counted_by_language() -> None:
     ],
 )
 def test_labels_that_name_no_class(label: str, is_found: bool) -> None:
-    balance = [{"language": language, "label": label, "count": 3} for language in ("hi", "te")]
-    listed = list(labels_of_no_class(balance, 12))
+    table = pa.table({"language": ["hi", "te"] * 6, "label": [label] * 6 + ["mood"] * 6})
+    _, listed = label_balance(table, None)
     assert [(each.count, each.of, each.examples) for each in listed] == [(6, 12, [label])] * is_found

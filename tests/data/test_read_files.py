@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.data.bad_rows import BadRows, row_location
+from indictune.data.bad_rows import BadRows, Record, row_location
 from indictune.data.columns import Wanted, normalise_label, text_batches
 from indictune.data.read import read_files
-from indictune.data.read.read_files import Record
 from indictune.errors import UserError
 from tests.data.tables import read_table
 

@@ -25,6 +25,7 @@ PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
 _MARKER = re.compile(r"(?<!<)<[^\s<>]+>(?!>)")  # of a turn, such as <start_of_turn>
 _ANSWER = stand_in(0)
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_ANSWERED = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
 _THINKING = [*EXAMPLE[:1], {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}]
 
 # Before a template that opens a thinking block for every answer, unless it is asked not to.
@@ -132,9 +133,8 @@ def _markers_in_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[st
 
 def template_notes(tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool) -> list[str]:
     """Sentences for the user on a template that `choose_template` took: what the model cannot learn of it."""
-    messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
     marked = not train_on_prompts and marks_answers(template)
-    text, spans = apply_template(messages, tokenizer, template, marked)
+    text, spans = apply_template(_ANSWERED, tokenizer, template, marked)
     notes = []
     if template.startswith(NOT_THINKING):
         notes.append(
@@ -239,8 +239,7 @@ def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
 
 def _tokens_after_answer(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
     """The added tokens that the template writes after the last answer."""
-    messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
-    text, _ = apply_template(messages, tokenizer, template, marked=False)
+    text, _ = apply_template(_ANSWERED, tokenizer, template, marked=False)
     written = tokenizer(text.partition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     added = tokenizer.added_tokens_decoder.keys() - {tokenizer.unk_token_id}
     return [token for token in written if token in added]

@@ -14,15 +14,8 @@ import pyarrow.compute as pc
 
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import BadRowArguments
-from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import (
-    StoredRows,
-    leaked_rows,
-    map_table,
-    text_keys,
-    with_progress,
-    write_table,
-)
+from indictune.data.bad_rows import BadRows, Record, bad_rows
+from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, write_table
 from indictune.data.chat.messages import (
     UNUSED_CONTENT,
     RowError,
@@ -36,7 +29,6 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, repeated_rows
 from indictune.data.languages import language_of
-from indictune.data.read.read_files import Record
 from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
@@ -109,12 +101,13 @@ def load_conversations(
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
         for split, source in sources.items():
-            bad, unused, damaged = bad_rows(source.name, args, folder), UnusedColumns(), DamagedTexts()
             with problems.collecting(), attributed_to(source.origin):
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, damaged)
-                seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
-                seen.findings += damaged.findings(source.origin, bad, len(rows[split]))
-        problems.extend(_mixed_forms(rows))
+                bad = bad_rows(source.name, args, folder)
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, seen)
+        for each in rows.values():
+            other = pc.index(each.table["as_written"], not are_as_written(rows)).as_py()
+            if other >= 0:
+                problems.append(problem("forms-mixed", each.origin, each.location(other)))
         problems.raise_any()
         seen.findings += _same_texts(rows, folder)
         return rows
@@ -123,18 +116,20 @@ def load_conversations(
     return stored_splits("conversations", Conversations, sources, settings, read, validation_split, mixture)
 
 
-def _read_split(
-    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, damaged: DamagedTexts
-) -> Conversations:
+def _read_split(source: ChatSource, path: Path, bad: BadRows, seen: Found) -> Conversations:
     """Read and check the rows of one split; `path` gets the table."""
+    unused, damaged = UnusedColumns(), DamagedTexts()
     with bad.problems.collecting():
         rows = _rows(source.read(bad), bad, unused, damaged)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
         tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
-        write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
+        write_table(path, _SCHEMA, tables, f"reading {source.name}")
     bad.problems.extend(unused.problems(bad))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
-    return Conversations(map_table(path), source.name, source.origin, bad.files)
+    read = Conversations(map_table(path), source.name, source.origin, bad.files)
+    seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
+    seen.findings += damaged.findings(source.origin, bad, len(read))
+    return read
 
 
 def _rows(
@@ -159,14 +154,6 @@ def _rows(
             yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
 
 
-def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
-    """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
-    for rows in splits.values():
-        row = pc.index(rows.table["as_written"], not are_as_written(splits)).as_py()
-        if row >= 0:
-            yield problem("forms-mixed", rows.origin, rows.location(row))
-
-
 def are_as_written(splits: Mapping[str, Conversations]) -> bool:
     """Whether all rows are prompts and completions, given as plain texts."""
     return bool(next(iter(splits.values())).table["as_written"][0].as_py())
@@ -177,7 +164,7 @@ def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding
     found = []
     for held_out in (rows[split] for split in SPLITS[1:] if split in rows and "train" in rows):
         train, leaked = rows["train"], leaked_rows(folder / "train.arrow", held_out.table, _whole_text)
-        count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
+        count = int(leaked.sum())
         note = (
             f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores "
             "will look too good; remove them from one of the two."

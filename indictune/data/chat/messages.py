@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, cycle, groupby, islice
 
-from indictune.data.bad_rows import LINES_PER_FILE, BadRows
+from indictune.data.bad_rows import LINES_PER_FILE, BadRows, Record
 from indictune.data.columns import shortened
-from indictune.data.read.read_files import Record, kind_of
+from indictune.data.read.read_files import kind_of
 from indictune.data.read.row_sources import SplitRows
 from indictune.errors import Problem, Problems, UserError, problem
 
@@ -76,7 +76,10 @@ def messages_of(row: Row) -> list[Message]:
     too if the last message is not an answer, or training would ignore a key.
     """
     form = _form_of(row)
-    _check_ignored(row, form)
+    # In a row of several answers, nobody knows whose thoughts these are.
+    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY, _CHOSEN) else _TOOLS
+    _check_keys(row, "the row", empty, ("weight",))
+    _check_ratings(row, "the row")
     _check_content(row, form)
     if is_prompt_text(row):
         _check_keys(row, "the row", ("system",), ())
@@ -153,14 +156,6 @@ def _check_content(row: Row, form: Form) -> None:
     if form == _PROMPT and lost[0] in _INSTRUCTED:
         cure = "Give --columns instruction=prompt,output=completion, a form that uses it, or remove it."
     raise RowError(UNUSED_CONTENT, key=lost[0], use=use, cure=cure)
-
-
-def _check_ignored(row: Row, form: Form) -> None:
-    """Refuse keys of the row with which every answer alike would be the wrong thing to learn."""
-    # In a row of several answers, nobody knows whose thoughts these are.
-    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY, _CHOSEN) else _TOOLS
-    _check_keys(row, "the row", empty, ("weight",))
-    _check_ratings(row, "the row")
 
 
 def _check_ratings(held: Row, where: str) -> None:

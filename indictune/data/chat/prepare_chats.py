@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import bad_rows, copy_rejected
-from indictune.data.cache import build_with_facts, map_table, stored_batches, with_progress, write_table
+from indictune.data.cache import build_with_facts, map_table, stored_batches, write_table
 from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import NOT_THINKING, choose_template, tokenised_chats
 from indictune.data.chat.conversations import ChatSource, Conversations, are_as_written, is_as_written
@@ -91,9 +91,9 @@ def tokenise_chat_splits(
                 bad.files = list(rows.files)
                 stored = stored_batches(splits.folder / f"{split}.arrow")
                 tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions, thinking)
-                shown = with_progress(tokens, f"tokenising the {split} rows", len(rows))
-                write_table(folder / f"{split}.arrow", chat_tokens.SCHEMA, shown)
-                lengths = map_table(folder / f"{split}.arrow")["full_length"]
+                path = folder / f"{split}.arrow"
+                write_table(path, chat_tokens.SCHEMA, tokens, f"tokenising the {split} rows", len(rows))
+                lengths = map_table(path)["full_length"]
                 of_split = [*bad.notes(), *_cut_rows(rows.source, lengths, args.max_length)]
                 notes += [f"{rows.origin} {note}" for note in of_split]
         problems.raise_any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -58,6 +59,7 @@ def apply_template(
     return text, spans[0] if marked else []
 
 
+@dataclass
 class ChatWriter:
     """Write conversations out, with the characters that the loss counts.
 
@@ -71,20 +73,12 @@ class ChatWriter:
         train_on_thinking: the loss counts those from `<think>` to `</think>` too.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        template: str,
-        ends: Sequence[str],
-        train_on_prompts: bool,
-        train_on_thinking: bool = True,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._template = template
-        self._ends = ends
-        self._train_on_prompts = train_on_prompts
-        self._train_on_thinking = train_on_thinking
-        self._dropped: dict[tuple[str, ...], int | None] = {}
+    tokenizer: PreTrainedTokenizerBase
+    template: str
+    ends: Sequence[str]
+    train_on_prompts: bool
+    train_on_thinking: bool = True
+    _dropped: dict[tuple[str, ...], int | None] = field(default_factory=dict, init=False)
 
     def write(self, messages: Sequence[Message]) -> list[Written]:
         """The texts that a conversation is learned from. Each answer is counted in one of them.
@@ -98,22 +92,22 @@ class ChatWriter:
             Exception: the template refuses the conversation.
         """
         self._check_dropped(messages)
-        if self._train_on_prompts:
+        if self.train_on_prompts:
             text = self._text(messages)
             texts = [(text, [(0, len(text))])]
-        elif marks_answers(self._template):
+        elif marks_answers(self.template):
             texts = [self._by_marks(messages)]
         else:
             texts = self._by_turns(messages)
-        if self._train_on_thinking:
+        if self.train_on_thinking:
             return texts
         return [(text, [part for span in spans for part in _without_thoughts(text, span)]) for text, spans in texts]
 
     def _text(self, messages: Sequence[Message], open_answer: bool = False) -> str:
-        return apply_template(messages, self._tokenizer, self._template, marked=False, open_answer=open_answer)[0]
+        return apply_template(messages, self.tokenizer, self.template, marked=False, open_answer=open_answer)[0]
 
     def _by_marks(self, messages: Sequence[Message]) -> Written:
-        whole, spans = apply_template(messages, self._tokenizer, self._template, marked=True)
+        whole, spans = apply_template(messages, self.tokenizer, self.template, marked=True)
         numbers = [number for number, message in enumerate(messages, 1) if message["role"] == "assistant"]
         starts = [self._after_prompt(messages, number, whole) for number in numbers]
         for number, start, following in zip(numbers, starts, [*starts[1:], len(whole)], strict=True):
@@ -131,7 +125,7 @@ class ChatWriter:
             text = whole if number == len(messages) else self._text(messages[:number])
             start = self._after_prompt(messages, number, text)
             after = _end_of_content(message["content"], text, start, number)
-            ends = [text.find(end, after) + len(end) for end in self._ends if end in text[after:]]
+            ends = [text.find(end, after) + len(end) for end in self.ends if end in text[after:]]
             end = min(ends, default=len(text))
             if whole.startswith(text[:end]):
                 of_whole.append((start, end))
@@ -143,7 +137,10 @@ class ChatWriter:
         """Where a text that must begin with the prompt of the answer `number` goes on."""
         prompt = self._text(messages[: number - 1], open_answer=True)
         if not text.startswith(prompt):
-            raise RowError("template-rewrites-prompt", number=number, **_difference(prompt, text))
+            pairs = enumerate(zip(prompt, text, strict=False))
+            at = next((index for index, (mine, other) in pairs if mine != other), len(text))
+            shown = {"shorter": repr(prompt[at : at + _SHOWN]), "longer": repr(text[at : at + _SHOWN])}
+            raise RowError("template-rewrites-prompt", number=number, at=at, **shown)
         return len(prompt)
 
     def _check_dropped(self, messages: Sequence[Message]) -> None:
@@ -170,14 +167,6 @@ def _end_of_content(content: str, text: str, start: int, number: int) -> int:
     if any(0 < content.count(each) < written.count(each) for each in (_OPEN, _CLOSE)):
         raise RowError("template-doubles-thoughts", number=number)
     return start
-
-
-def _difference(shorter: str, longer: str) -> dict[str, object]:
-    """Where two texts begin to differ, from character 0, and what each has there."""
-    pairs = enumerate(zip(shorter, longer, strict=False))
-    at = next((index for index, (mine, other) in pairs if mine != other), min(len(shorter), len(longer)))
-    shown = (repr(text[at : at + _SHOWN]) for text in (shorter, longer))
-    return {"at": at, **dict(zip(("shorter", "longer"), shown, strict=True))}
 
 
 def _without_thoughts(text: str, span: Span) -> Iterator[Span]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches
 from indictune.data.cache import StoredRows, text_keys
 from indictune.data.columns import shortened
 from indictune.data.health.findings import Finding, repeated_rows
@@ -87,7 +85,7 @@ class DamagedTexts:
         self.cure = ""  # the call that mends the first text of a wrong encoding
         self._first: dict[str, tuple[int, str]] = {}  # by name of the finding: a line, and what it holds
 
-    def watching(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def watching(self, batches: Batches) -> Batches:
         """Pass batches on, and count the texts in their columns `text` and, of pairs, `text_pair`."""
         pattern = "|".join([_SUSPECT, r"^\s*b['\"]", _ESCAPES, *_suspects().values()])
         for batch in batches:

@@ -136,10 +136,9 @@ def _codes(labels: Sequence[pa.ChunkedArray], problem_type: str | None) -> npt.N
     of_all = pa.chunked_array([chunk for column in labels for chunk in column.chunks], pa.string())
     written = of_all.unique()
     names = [" ".join(sorted(parts(each))) if problem_type == MULTI_LABEL else each for each in written.to_pylist()]
-    code_of = {name: code for code, name in enumerate(names)}
-    codes = np.array([code_of[name] for name in names], np.int64)
-    places: npt.NDArray[np.int64] = pc.index_in(of_all, value_set=written).to_numpy()
-    return codes[places]
+    codes = pa.array(names, pa.string()).dictionary_encode().indices.to_numpy()
+    of_rows: npt.NDArray[np.int64] = codes[pc.index_in(of_all, value_set=written).to_numpy()]
+    return of_rows
 
 
 def _shown(splits: Sequence[StoredRows], number: int) -> str:
@@ -231,37 +230,31 @@ _WORDS = ("first word ", "last word ")
 _LENGTHS = (25, 50, 100, 200, 400)
 
 
-def label_balance(rows: pa.Table, problem_type: str | None) -> list[dict[str, Any]]:
-    """Rows of each language and label, and their share of the language's rows."""
+def label_balance(rows: pa.Table, problem_type: str | None) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Rows of each language and label with their share of the language's rows; and the labels that name no class."""
     of_language, of_both = Counter[str](), Counter[tuple[str, str]]()
     for group in rows.group_by(["language", "label"]).aggregate([([], "count_all")]).to_pylist():
         of_language[group["language"]] += group["count_all"]
         for label in names([group["label"]], problem_type):
             of_both[group["language"], label] += group["count_all"]
-    return shares_of_languages(of_both, of_language)
+    counts, whole, found = Counter[str](), len(rows), list[Finding]()
+    for (_, label), count in sorted(of_both.items()):
+        counts[label] += count
+    for label in filter(_NO_CLASS.match, counts):
+        note = (
+            f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / whole:.1%}) seems to name no class. "
+            f"The model learns to predict it. {shlex.quote(f'--label_map={label}=')} leaves these rows out."
+        )
+        found.append(Finding("labels_of_no_class", counts[label], whole, note, None, [label]))
+    return shares_of_languages(of_both, of_language), found
 
 
-def shares_of_languages(
-    of_both: Mapping[tuple[str, str], int], of_language: Mapping[str, int]
-) -> list[dict[str, Any]]:
+def shares_of_languages(of_both: Counter[tuple[str, str]], of_language: Counter[str]) -> list[dict[str, Any]]:
     """The count of each language and label, and its share of what is counted of the language."""
     return [
         {"language": language, "label": label, "count": count, "share": count / of_language[language]}
         for (language, label), count in sorted(of_both.items())
     ]
-
-
-def labels_of_no_class(balance: Sequence[Mapping[str, Any]], rows: int) -> Iterator[Finding]:
-    """Labels whose names say that a row has no class, such as `unknown`; `rows` were counted in `balance`."""
-    counts = Counter[str]()
-    for each in balance:
-        counts[each["label"]] += each["count"]
-    for label in filter(_NO_CLASS.match, counts):
-        note = (
-            f"Label {shortened(label)} ({counts[label]:,} rows, {counts[label] / rows:.1%}) seems to name no class. "
-            f"The model learns to predict it. {shlex.quote(f'--label_map={label}=')} leaves these rows out."
-        )
-        yield Finding("labels_of_no_class", counts[label], rows, note, None, [label])
 
 
 def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
@@ -272,9 +265,7 @@ def rare_labels(train: StoredRows, problem_type: str | None) -> list[str]:
     if problem_type == REGRESSION:
         return []
     counts = label_counts(train, problem_type)
-    limit = _FEW_SHARE * len(train)
-    if max(counts.values()) >= _FEW_ROWS:
-        limit = max(limit, _FEW_ROWS)
+    limit = max(_FEW_SHARE * len(train), _FEW_ROWS if max(counts.values()) >= _FEW_ROWS else 0)
     rare = sorted((label for label, count in counts.items() if count < limit), key=lambda label: counts[label])
     usual = {label: count for label, count in counts.items() if count >= limit}
     notes = []

@@ -32,14 +32,7 @@ from indictune.data.bad_rows import file_and_line
 from indictune.data.cache import StoredRows, are_pairs, build_with_facts, chosen_texts
 from indictune.data.columns import BETWEEN_TEXTS, shortened
 from indictune.data.health.encodings import DamagedTexts
-from indictune.data.health.findings import (
-    MAX_EXAMPLES,
-    Finding,
-    label_balance,
-    label_sources,
-    labels_of_no_class,
-    near_duplicates,
-)
+from indictune.data.health.findings import MAX_EXAMPLES, Finding, label_balance, label_sources, near_duplicates
 from indictune.data.labels import has_classes, names
 from indictune.data.languages import NO_LETTERS, script_of
 from indictune.data.text.cleaning import WORD
@@ -268,10 +261,9 @@ class RowHealth:
         shown = list(dict.fromkeys(each["label"] for each in self.labels))
         if 0 < len(shown) <= _MAX_COLUMNS:
             share = {(each["language"], each["label"]): f"{each['share']:.1%}" for each in self.labels}
-            languages = [each.language for each in self.languages]
             body = [
-                [shown_language(language), *(share.get((language, label), "0.0%") for label in shown)]
-                for language in languages
+                [shown_language(each.language), *(share.get((each.language, label), "0.0%") for label in shown)]
+                for each in self.languages
             ]
             parts.append(table(["labels", *map(shortened, shown)], body))
         findings = "\n".join(f"- {each.in_full}" for each in self.findings)
@@ -322,8 +314,8 @@ def measure(
         findings += [] if name == "train" else _near_duplicates(name, split, train, sample, are_classes)
     balance: list[dict[str, Any]] = []
     if are_classes:
-        balance = label_balance(train.table, problem_type)
-        findings += [*labels_of_no_class(balance, len(train)), *_sources(train, sample, problem_type)]
+        balance, of_no_class = label_balance(train.table, problem_type)
+        findings += [*of_no_class, *_sources(train, sample, problem_type)]
     return RowHealth({name: len(split) for name, split in splits.items()}, measured, balance, findings)
 
 

@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import smaller_batches, with_column
-from indictune.data.columns import Wanted, check_schema, existing_columns, numbered_rows, shortened, text_batches
+from indictune.data.columns import Wanted, check_schema, existing_columns, shortened, text_batches
 from indictune.data.read.open_files import opened
 from indictune.errors import UserError
 from indictune.files import PACKED, kind_of_file
 
+Classes = Mapping[str, Sequence[str]]  # column -> names of its classes 0, 1, ...
 _MAX_LISTED = 20
 
 
-def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Column -> names of its classes 0, 1, ..., as `datasets` writes them to parquet and arrow files.
-
-    A column of lists of class ids has them too.
-    """
+def _declared_classes(schema: pa.Schema) -> Classes:
+    """The classes that `datasets` declares in parquet and arrow files, also those of columns of lists."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         kinds = {name: kind.get("feature", kind) for name, kind in features.items()}
@@ -34,22 +33,17 @@ def _declared_classes(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def with_class_names(
-    batches: Iterator[pa.RecordBatch],
-    roles: Mapping[str, str],
-    declared: Mapping[str, Sequence[str]],
-    source: str,
-    bad: BadRows,
-    may_be_names: bool = False,
-) -> Iterator[pa.RecordBatch]:
+    batches: Batches, roles: Mapping[str, str], classes: Classes, source: str, bad: BadRows, may_be_names: bool = False
+) -> Batches:
     """Replace class ids by names in the columns of `roles`; `bad` gets the rows with a value that is no class.
 
-    `declared` is column -> names of its classes 0, 1, .... The values `may_be_names` too in files of text. Raises
-    `UserError` if a name is no text, such as the `no` of YAML, or files may mean two classes by it.
+    The values `may_be_names` too in files of text. Raises `UserError` if a name is no text, such as the `no` of YAML,
+    or files may mean two classes by it.
     """
-    given = {role: declared[name] for role, name in roles.items() if not role.startswith("text") and name in declared}
-    classes = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
+    given = {role: classes[name] for role, name in roles.items() if not role.startswith("text") and name in classes}
+    of_roles = {role: _names_by_value(names, source, may_be_names) for role, names in given.items()}
     for batch in batches:
-        for role, known in classes.items():
+        for role, known in of_roles.items():
             batch = _with_names(batch, role, known, bad)
         yield batch
 
@@ -85,7 +79,7 @@ def _named_class(value: Any, names: Sequence[str]) -> Any:
 
 
 ARROW_EXTENSIONS = (".parquet", ".arrow")
-_Batches = Callable[[int, list[str] | None], Iterator[pa.RecordBatch]]
+_BatchesOf = Callable[[int, list[str] | None], Batches]
 
 
 @contextmanager
@@ -98,7 +92,7 @@ def arrow_errors(source: str) -> Iterator[None]:
         raise UserError("rows-unreadable", value=source, reason=reason) from error
 
 
-def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> Iterator[pa.RecordBatch]:
+def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> Batches:
     """The rows in the form of `read_batches`; class ids become the names that the file declares."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         names = existing_columns(path, schema.names, wanted, bad)
@@ -110,9 +104,7 @@ def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> I
         yield from with_class_names(texts, names, of_ids, path, bad)
 
 
-def _with_names_in_lists(
-    batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
-) -> Iterator[pa.RecordBatch]:
+def _with_names_in_lists(batches: Batches, classes: Classes) -> Batches:
     for batch in batches:
         for column, names in classes.items():
             if pa.types.is_list(batch[column].type):
@@ -121,25 +113,22 @@ def _with_names_in_lists(
         yield batch
 
 
-def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, object]]]:
+def arrow_records(path: str, chunk_rows: int) -> Iterator[Record]:
     """The rows in the form of `read_records`; class ids become names, in lists too."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
-        check_schema(path, schema)
-        yield from named_records(numbered_rows(batches_of(chunk_rows, None)), schema)
+        yield from named_records(path, schema, batches_of(chunk_rows, None))
 
 
-def named_records(
-    records: Iterator[tuple[int, dict[str, object]]], schema: pa.Schema
-) -> Iterator[tuple[int, dict[str, object]]]:
-    """The same rows with the names that the schema declares in place of class ids, in lists too."""
+def named_records(source: str, schema: pa.Schema, batches: Batches) -> Iterator[Record]:
+    """All arrow rows of a file or split in the form of `read_records`; class ids become names, in lists too."""
+    check_schema(source, schema)
     classes = _declared_classes(schema)
-    for number, record in records:
-        known = {column: names for column, names in classes.items() if column in record}
-        yield number, record | {column: _named_class(record[column], known[column]) for column in known}
+    for number, record in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
+        yield number, {column: _named_class(value, classes.get(column, ())) for column, value in record.items()}
 
 
 @contextmanager
-def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _Batches]]:
+def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _BatchesOf]]:
     """The schema of a file, and a function that yields so many rows of it at a time, with some columns or all."""
     if path.lower().endswith(PACKED):
         with opened(path) as packed:
@@ -153,7 +142,7 @@ def _arrow_file(path: str) -> Iterator[tuple[pa.Schema, _Batches]]:
         else:
             reader = pa.ipc.open_stream(source)
 
-            def batches_of(rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+            def batches_of(rows: int, columns: list[str] | None) -> Batches:
                 return smaller_batches((batch.select(columns) if columns else batch for batch in reader), rows)
 
             yield reader.schema, batches_of

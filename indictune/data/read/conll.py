@@ -51,8 +51,7 @@ def conll_sentences(file: str, args: TagArguments, bad: BadRows) -> Iterator[Sen
     names of columns, or with those of `args`, says which columns are read. A sentence ends at a blank line, or where
     the value in the column of its number changes.
 
-    Raises:
-        UserError: the file has unclear names of columns, numbers as words, too many tags, or one long sentence.
+    Raises `UserError` for unclear names of columns, numbers as words, too many tags, or one long sentence.
     """
     kinds, counts = set[str](), Counter[str]()
     sentences = begin = 0

@@ -136,9 +136,8 @@ def _likely_names(rows: Sequence[Sequence[str]], wanted: Sequence[str]) -> list[
     names = [f"column{number}" for number in range(1, len(fields) + 1)]
     longest = max(range(len(fields)), key=lambda index: sum(map(len, fields[index])))
     # A delimiter at the end of each line makes an empty column.
-    others = sorted(
-        set(range(len(fields))) - {longest}, key=lambda index: (not any(fields[index]), len(set(fields[index])))
-    )
+    rest = set(range(len(fields))) - {longest}
+    others = sorted(rest, key=lambda index: (not any(fields[index]), len(set(fields[index]))))
     for index, name in zip([longest, *others], wanted, strict=False):
         names[index] = name
     return names

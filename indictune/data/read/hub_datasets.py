@@ -12,21 +12,13 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import build_with_facts
-from indictune.data.columns import (
-    Wanted,
-    check_schema,
-    existing_columns,
-    numbered_rows,
-    text_batches,
-)
-from indictune.data.read.arrow_files import arrow_errors, named_records, with_class_names
+from indictune.data.columns import Wanted, existing_columns, text_batches
+from indictune.data.read.arrow_files import Classes, arrow_errors, named_records, with_class_names
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
-from indictune.data.read.read_files import CHUNK_ROWS, Record, SplitFiles
+from indictune.data.read.read_files import CHUNK_ROWS, SplitFiles
 from indictune.errors import UserError
 from indictune.upstream import digest_of_split
 
@@ -60,7 +52,7 @@ class HubSplit:
         """Digest of the content."""
         return digest_of_split(self.rows)
 
-    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows in the form of `read_batches`; class ids become the names that the dataset declares.
 
         Raises `UserError` if there are no rows, or a column is missing or holds neither text, numbers nor booleans.
@@ -72,20 +64,18 @@ class HubSplit:
 
     def records(self, bad: BadRows) -> Iterator[Record]:
         """The rows in the form of `read_records`; class ids become names, in lists too."""
-        schema = self.rows.features.arrow_schema
-        check_schema(self.split, schema)
         with arrow_errors(self.split):
-            yield from named_records(numbered_rows(_arrow_batches(self.rows)), schema)
+            yield from named_records(self.split, self.rows.features.arrow_schema, _arrow_batches(self.rows))
 
 
-def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(rows: Dataset) -> Batches:
     if not len(rows):
         raise UserError("no-rows", value=rows.split)
     for table in rows.with_format("arrow").iter(CHUNK_ROWS):
         yield from table.combine_chunks().to_batches()
 
 
-def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]]:
+def _declared(features: Features | Mapping[str, Any]) -> Classes:
     import datasets
 
     return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
@@ -96,10 +86,8 @@ def load_hub_dataset(
 ) -> Mapping[str, SplitFiles | HubSplit]:
     """The splits of a dataset by name or folder, from the cache if it is there.
 
-    Without `is_read`, it only checks that the dataset exists: nothing is downloaded, no splits are returned.
-
-    Raises:
-        UserError: there is no such dataset or configuration, the network does not reach it, or nobody can read it.
+    Without `is_read`, it only checks that the dataset exists: nothing is downloaded, no splits are returned. Raises
+    `UserError` if there is no such dataset or configuration, the network does not reach it, or nobody can read it.
     """
     import datasets
 
@@ -244,9 +232,7 @@ def _splits_of_converted(name: str, config: str | None, files: Sequence[str]) ->
     return splits
 
 
-def _split_files(
-    files: Mapping[Any, Iterable[str]], declared: Mapping[str, Sequence[str]]
-) -> dict[str, SplitFiles | HubSplit]:
+def _split_files(files: Mapping[Any, Iterable[str]], declared: Classes) -> dict[str, SplitFiles | HubSplit]:
     return {str(split): SplitFiles(tuple(of_split), str(split), declared) for split, of_split in files.items()}
 
 

@@ -229,9 +229,8 @@ def _found_by_url(url: str) -> tuple[Any, Sequence[str]]:
     if url.startswith("http"):
         import aiohttp
 
-        patience = aiohttp.ClientTimeout(
-            total=None, sock_connect=30, sock_read=60
-        )  # by default a download has 5 minutes
+        # By default a download has 5 minutes.
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         disk, path = fsspec.core.url_to_fs(url, client_kwargs={"timeout": patience})
         return disk, [path]
     disk, path = fsspec.core.url_to_fs(url.replace(LANGUAGE, "*"))

@@ -7,7 +7,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows, numbered_files
+from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
-from indictune.data.read.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records, with_class_names
+from indictune.data.read.arrow_files import ARROW_EXTENSIONS, Classes, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.conll import TWEETS, holds_tweets, tweet_rows
 from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, opened
@@ -130,9 +130,8 @@ def _record_rows(path: str, records: Iterator[tuple[int, object]], wanted: Wante
             guessed = usual_columns(list(record), roles)
             roles |= guessed
         present.update(record)
-        values = [
-            joined_list(record.get(name)) if role in wanted.lists else record.get(name) for role, name in roles.items()
-        ]
+        given = ((role, record.get(name)) for role, name in roles.items())
+        values = [joined_list(value) if role in wanted.lists else value for role, value in given]
         nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
         if nested:
             held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
@@ -214,11 +213,11 @@ _FIRST_ROWS = 1_000
 
 Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
-Record = tuple[int, dict[str, object]]
+
 ReadRecords = Callable[[str, BadRows], Iterator[Record]]
 
 
-def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Batches:
     """Read the wanted columns of a file, some thousand rows at a time. A file with `.gz` or `.zst` is unpacked.
 
     csv and tsv: one header line, quotes doubled inside quotes, as pandas and spreadsheets write them. jsonl: one
@@ -239,17 +238,17 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordB
     if extension in RECORD_EXTENSIONS and wanted.given_layout():
         bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
     if is_of_tweets:
-        batches = _batches(tweet_rows(path, wanted, bad), wanted)
+        batches = string_batches(tweet_rows(path, wanted, bad), wanted.roles)
     elif extension in ARROW_EXTENSIONS:
         batches = arrow_batches(path, wanted, bad, CHUNK_ROWS)
     elif extension in DELIMITERS:
-        batches = _batches(delimited_rows(path, wanted, bad), wanted)
+        batches = string_batches(delimited_rows(path, wanted, bad), wanted.roles)
     elif extension in SHEET_EXTENSIONS:
-        batches = _batches(sheet_rows(path, wanted, bad), wanted)
+        batches = string_batches(sheet_rows(path, wanted, bad), wanted.roles)
     else:
         values = _json_by_columns(path) if extension == ".json" else None
         records = _without_half_emoji(values or _json_values(path, extension, bad), bad)
-        batches = _batches(_record_rows(path, records, wanted, bad), wanted)
+        batches = string_batches(_record_rows(path, records, wanted, bad), wanted.roles)
     yield from checked_rows(path, batches, bad)
 
 
@@ -338,9 +337,9 @@ def _lines_of_object(path: str, beginning: str) -> int:
     return 1
 
 
-def _batches(rows: Iterator[Row], wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    names = list(wanted.roles)
-    while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+def string_batches(rows: Iterator[Row], names: Collection[str], rows_at_once: int = CHUNK_ROWS) -> Batches:
+    """Rows in the form of `read_batches`; `names` are those of their cells."""
+    while chunk := list(itertools.islice(rows, rows_at_once)):
         arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
         lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])
@@ -355,23 +354,21 @@ class SplitFiles:
     thousands has a number or a list for a text, `datasets` writes all texts of the column as JSON, in quotes. It
     writes 1e5 as 100000, and silently drops one of two equal keys.
 
-    `class_names` is column -> names of the classes 0, 1, ..., as the dataset's README.md declares them.
+    `class_names` are those that the dataset's README.md declares.
     """
 
     files: tuple[str, ...]
     split: str = ""
-    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    class_names: Classes = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """Digest of the content."""
         return repr([self.class_names, *((file, content_digest(file)) for file in self.files)])
 
-    def batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows of all files in the form of `read_batches`; class ids become names."""
         rows = self._batches(wanted, bad)
-        if not self.class_names:
-            return rows
         return with_class_names(rows, wanted.roles, self.class_names, self.split, bad, may_be_names=True)
 
     def records(self, bad: BadRows, read: ReadRecords = read_records) -> Iterator[Record]:
@@ -380,7 +377,7 @@ class SplitFiles:
             for line, record in read(file, bad):
                 yield offset + line, record
 
-    def _batches(self, wanted: Wanted, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    def _batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         problems = Problems()
         for file, offset in numbered_files(self.files, bad):
             with problems.collecting():

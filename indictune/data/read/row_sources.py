@@ -87,19 +87,6 @@ def entry_numbers(lines: pa.ChunkedArray, entries: Sequence[TrainFiles]) -> np.n
     return cast(np.ndarray, by_file[file])
 
 
-def _with_languages(
-    items: Callable[[BadRows], Iterator[Item]], languages: Sequence[str | None]
-) -> Callable[[BadRows], Iterator[Item]]:
-    """The same reader; rows without a language get that of their file. A batch is of one file."""
-
-    def read(bad: BadRows) -> Iterator[Item]:
-        for item in items(bad):
-            line = item["line"][0].as_py() if isinstance(item, pa.RecordBatch) else cast(Any, item)[0]
-            yield cast(Item, with_language(item, languages[max(line // LINES_PER_FILE - 1, 0)]))
-
-    return read if any(languages) else items
-
-
 # Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.
 BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats", "builtin:names": "samples/names"}
 SplitRows = SplitFiles | HubSplit
@@ -169,8 +156,9 @@ def sources_by_split(
     name = args.dataset_name
     origin = f"--dataset_name {name}"
     if name == builtin:
-        files = builtin_files(builtin)
-        sources = {split: file_source(file, origin, read) for split, file in files.items()}
+        folder = Path(str(resources.files("indictune.data"))) / BUILTIN[name]
+        files = {split: folder / f"{split}.jsonl" for split in SPLITS}
+        sources = {split: file_source(str(file), origin, read) for split, file in files.items() if file.is_file()}
     elif name is not None:
         with problems.collecting():
             if name.startswith("builtin:"):
@@ -253,10 +241,8 @@ def _of_dataset(args: SourceArguments, read: Read[Item], is_read: bool) -> dict[
                 elif split in parts:
                     problems.append(problem("dataset-split-missing", "--dataset_splits", shown, splits=splits))
                 elif split == "train":
-                    example = next(iter(found[config]), "NAME")
-                    problems.append(
-                        problem("train-split-missing", "--dataset_name", name, splits=splits, example=example)
-                    )
+                    details = {"splits": splits, "example": next(iter(found[config]), "NAME")}
+                    problems.append(problem("train-split-missing", "--dataset_name", name, **details))
                 else:
                     lacking.append(str(config))
         if taken and lacking:
@@ -312,30 +298,34 @@ def _moved(item: Any, first: int, end: int, offset: int) -> Any:
     return offset + item[0], item[1]
 
 
-def builtin_files(name: str) -> dict[str, str]:
-    """The file of each split of a built-in dataset."""
-    folder = Path(str(resources.files("indictune.data"))) / BUILTIN[name]
-    return {split: str(file) for split in SPLITS if (file := folder / f"{split}.jsonl").is_file()}
-
-
 def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split: str = "test") -> Source[Item]:
     """The rows of the files that the flag `origin` named for a split; raises as `files_named`."""
     with attributed_to(origin):
         name, files = files_named(named, split)
-    rows, languages = SplitFiles(tuple(files)), list(files.values())
-    fingerprint = f"{rows.fingerprint} {languages}" if any(languages) else rows.fingerprint
-    return Source(name, origin, _with_languages(partial(read, rows), languages), fingerprint)
+    return _of_files(name, origin, read, files)
 
 
 def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
     with attributed_to(FLAG):
         entries = entries_of(words)
-    rows = SplitFiles(tuple(file for entry in entries for file in entry.files))
+    files = {file: language or entry.language for entry in entries for file, language in entry.files.items()}
     name = entries[0].path + (f" and {len(entries) - 1} more" if entries[1:] else "")
-    languages = [each or entry.language for entry in entries for each in entry.files.values()]
-    return Source(
-        name, FLAG, _with_languages(partial(read, rows), languages), f"{rows.fingerprint} {entries}", entries=entries
-    )
+    return _of_files(name, FLAG, read, files, entries)
+
+
+def _of_files(
+    name: str, origin: str, read: Read[Item], files: Mapping[str, str | None], entries: tuple[TrainFiles, ...] = ()
+) -> Source[Item]:
+    """The source of some files. Rows without a language get that of their file; a batch is of one file."""
+    rows, languages = SplitFiles(tuple(files)), list(files.values())
+
+    def read_with_languages(bad: BadRows) -> Iterator[Item]:
+        for item in read(rows, bad):
+            line = item["line"][0].as_py() if isinstance(item, pa.RecordBatch) else cast(Any, item)[0]
+            yield cast(Item, with_language(item, languages[max(line // LINES_PER_FILE - 1, 0)]))
+
+    reader = read_with_languages if any(languages) else partial(read, rows)
+    return Source(name, origin, reader, f"{rows.fingerprint} {languages} {entries}", entries=entries)
 
 
 def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:

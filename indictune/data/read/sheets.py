@@ -38,8 +38,13 @@ def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, C
         content = io.BytesIO(file.read())
     if content.getbuffer()[: len(_OLE)] == _OLE:
         raise UserError("sheet-protected", value=path)
+    limit = unpacked_limit(path)
     try:
-        _check_archive(path, content)
+        with zipfile.ZipFile(content) as archive:
+            if sum(each.file_size for each in archive.infolist()) > limit:
+                raise UserError("unpacked-too-large", value=path, limit=limit)
+            if (damaged := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"its part {damaged} is damaged")
     except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
         raise UserError("sheet-damaged", value=path, reason=error) from error
     rows = _rows_of_process(path, content, bad)
@@ -53,16 +58,6 @@ def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, C
     pick = cell_picker(path, header, sample, wanted, bad)
     for number, row in chain(first[has_header:], rows):
         yield number, pick(row)
-
-
-def _check_archive(path: str, content: io.BytesIO) -> None:
-    """Refuse an archive that is damaged, or unpacks to too much."""
-    limit = unpacked_limit(path)
-    with zipfile.ZipFile(content) as archive:
-        if sum(each.file_size for each in archive.infolist()) > limit:
-            raise UserError("unpacked-too-large", value=path, limit=limit)
-        if (damaged := archive.testzip()) is not None:
-            raise zipfile.BadZipFile(f"its part {damaged} is damaged")
 
 
 def _rows_of_process(path: str, content: io.BytesIO, bad: BadRows) -> Iterator[tuple[int, list[str | None]]]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 from html.entities import html5
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from indictune.data.bad_rows import Batches
 from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
 
@@ -119,11 +120,10 @@ SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", 
 _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
 
 
-def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def cleaned(batches: Batches) -> Batches:
     """`clean_batch` of each batch, in order; several batches use one process for each core.
 
-    Args:
-        batches: columns `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
+    Columns are `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
     """
     first = list(islice(batches, 2))
     if len(first) < 2:
@@ -227,17 +227,12 @@ class _Worker:
         self._process.communicate()
 
 
-def _serve() -> None:
-    """Clean batches until the input ends."""
+if __name__ == "__main__":  # clean batches until the input ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    with pa.ipc.open_stream(sys.stdin.buffer) as batches, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
-        for batch in batches:
-            results.write_batch(clean_batch(batch))
+    with pa.ipc.open_stream(sys.stdin.buffer) as given, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
+        for each in given:
+            results.write_batch(clean_batch(each))
             sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    _serve()
 
 
 # Bengali, Gurmukhi, Gujarati, Oriya, Tamil, Telugu, Kannada and Malayalam: Unicode gives each a block that is laid

@@ -22,9 +22,8 @@ def read_pairs(
     (transformers 5.23). Where its own template puts nothing between two texts, as Qwen's does, the separator or the
     end token goes between them.
 
-    Raises:
-        UserError: `pair-without-separator`: it has neither token, or no template that could be changed. `flag` named
-            the model.
+    Raises `UserError` (`pair-without-separator`) if it has neither token, or no template that could be changed. `flag`
+    named the model.
     """
     reads_types = (getattr(config, "type_vocab_size", 0) or 0) > 1 or getattr(config, "model_type", "") == "xlnet"
     names = [name for name in tokenizer.model_input_names if name != TYPES] + [TYPES] * reads_types

@@ -28,7 +28,6 @@ from indictune.data.cache import (
     separated,
     smaller_batches,
     stored_batches,
-    with_progress,
     write_table,
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
@@ -55,7 +54,7 @@ Encode = Callable[[list[str]], tuple[list[Ids], list[Ids] | None]]
 Windows = Callable[[list[str]], Encoded]
 
 SHARE_OF_OVERLAP = 4  # neighbouring windows share a quarter of their tokens
-USUAL_PERCENTILE = 99.0
+
 _MEASURED_TEXTS = 20_000
 _AT_ONCE = 1_000
 FLAG = "--long_text"
@@ -86,10 +85,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
 
 
 def usual_length(
-    texts: pa.ChunkedArray,
-    tokenizer: PreTrainedTokenizerBase,
-    positions: int | None,
-    percentile: float = USUAL_PERCENTILE,
+    texts: pa.ChunkedArray, tokenizer: PreTrainedTokenizerBase, positions: int | None, percentile: float = 99.0
 ) -> int:
     """A percentile of the tokens of texts or of lists of words, special ones included, within the model's positions.
 
@@ -156,8 +152,7 @@ def tokenise_splits(
         in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each. Pairs have
         `token_type_ids` too, if the model reads them.
 
-    Raises:
-        UserError: the tokenizer makes no token of a text.
+    Raises `UserError` if the tokenizer makes no token of a text.
     """
     given = splits.rows
 
@@ -165,12 +160,12 @@ def tokenise_splits(
         for name, rows in given.items():
             stored = stored_batches(splits.folder / f"{name}.arrow")
             batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
-            shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
-            forms = long_text == "window", have_types(rows.texts, tokenizer)
-            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, *forms), shown)
+            schema = schema_of(labels, problem_type, long_text == "window", have_types(rows.texts, tokenizer))
+            write_table(folder / f"{name}.arrow", schema, batches, f"tokenising the {name} rows", len(rows))
 
-    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
-    logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
+    first, listed = next(iter(given.values())), ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
+    shown = ", ".join(labels) if problem_type == REGRESSION else with_counts(labels, label_counts(first, problem_type))
+    logger.info("rows: %s; labels: %s", listed, shown)
     parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type, long_text]
     folder = build_once("tokens", parts, "The token ids", make)
     reset_backend(tokenizer)
@@ -200,12 +195,6 @@ def with_soft_labels(dataset: Dataset, rows: StoredRows, column: str, labels: in
     soft = pa.FixedSizeListArray.from_arrays((of_rows - of_rows.min(1, keepdims=True)).reshape(-1), labels)
     table = dataset.data.table.drop(["labels"]).append_column("labels", soft)
     return Tokenised(table, fingerprint=f"{digest_of_split(dataset)}-{column}")
-
-
-def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
-    if problem_type == REGRESSION:
-        return ", ".join(labels)
-    return with_counts(labels, label_counts(rows, problem_type))
 
 
 def check_lengths(
