@@ -20,6 +20,7 @@ from indictune.config.command_line import (
     SCRIPTS,
     STATUS_FILE,
     WORDS,
+    flag_words,
     flags_of,
     load_recipe,
     read_flags,
@@ -88,12 +89,9 @@ class Asked:
         return " ".join(given) if given else str(self.content.get("output_dir") or "")
 
     def words(self) -> list[str]:
-        """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
+        """The flags as words of a command line."""
         words = [] if self.recipe is None else ["--config", str(self.recipe)]
-        for name, values in self.flags.items():
-            is_signed = len(values) == 1 and values[0].startswith("-")
-            words += [f"--{name}={values[0]}"] if is_signed else [f"--{name}", *values]
-        return words
+        return words + [word for name, values in self.flags.items() for word in flag_words(name, values)]
 
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
