@@ -44,8 +44,7 @@ class ModelArguments(Checked):
         False, "Run Python code that comes with the model, or that --metrics names. Use it only for authors you trust."
     )
     trust_checkpoint: bool = flag(
-        False,
-        "Read checkpoints of another run, or that other users can write. They hold pickles, which can run code.",
+        False, "Read checkpoints of another run, or that other users can write. They hold pickles, which can run code."
     )
     method: Method = flag(
         "full", "`full` trains all weights, `lora` an adapter, `qlora` an adapter on a base model in 4-bit NF4."

@@ -168,8 +168,7 @@ class TagArguments(Checked):
     """Which columns of a file of tagged words are read. A column has a name in the first line, or a number from 1."""
 
     word_column: str | None = flag(
-        None,
-        "Column with a tagger's words. Default: the one of a usual name, such as word or tokens, or the first.",
+        None, "Column with a tagger's words. Default: the one of a usual name, such as word or tokens, or the first."
     )
     tag_column: str | None = flag(
         None, "Column with their tags. Default: the one of a usual name, such as tag or ner_tags, or the last."
