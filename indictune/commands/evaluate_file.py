@@ -48,9 +48,8 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
     """
     asked = unresolved(EvaluationArguments, recipe.values)
     model, test_file = Path(asked.model), asked.test_file
-    for flag, value in (("--model", asked.model), ("--test_file", test_file)):
-        if not value:
-            recipe.problems.append(problem("argument-missing", flag, usage=_USAGE))
+    missing = [name for name in ("model", "test_file") if not getattr(asked, name)]
+    recipe.problems.extend(problem("argument-missing", f"--{name}", usage=_USAGE) for name in missing)
     if asked.model:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)
