@@ -49,8 +49,7 @@ def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
     from indictune.checkpoint.plain_model import convert  # torch is slow to import
     from indictune.hub.card import write_card
 
-    best = best_checkpoint(found, reader)
-    chosen = found[0] if best is None else best
+    chosen = best_checkpoint(found, reader) or found[0]
     target, trust = Path(args.convert_to), (args.trust_remote_code, args.trust_checkpoint)
     print(printable(convert(chosen, reader.damage(chosen), target, *trust)))
     write_card(target)  # without scores, which are those of another step

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 from torch import distributed
 from torch.distributed import DistError
-from transformers import TrainingArguments
 
 from indictune.commands.prepare import task_of_flags
 from indictune.config.command_line import with_flag
@@ -94,20 +93,14 @@ def _subject(flags: Mapping[str, list[str]], recipe: Recipe, task: Task[Any, Any
     )
     training = plan.training
     seeds = {f"--{name}": getattr(training, name) for name in _SEEDS}
-    in_files = Problems().attempt(flag_contents, plan) or {}
-
-    def start() -> TrainingArguments:
-        args: TrainingArguments = bring_up(plan, Run(recipe, plan.launch.rank))
-        return args
-
     return Subject(
         plan,
         " ".join(flags.get("config", ())),
         list(dict.fromkeys(found)),
-        {**values_of_node(plan, in_files), **seeds},
+        {**values_of_node(plan, Problems().attempt(flag_contents, plan) or {}), **seeds},
         repository_name(training.hub_model_id, plan.output_dir) if training.push_to_hub else None,
         plan.model.method == "qlora" or "8bit" in str(training.optim),
-        start,
+        lambda: bring_up(plan, Run(recipe, plan.launch.rank)),
     )
 
 

@@ -99,8 +99,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
 
 def memory_table(memory: Memory, tokens: int) -> str:
     """The terms of the memory of one process."""
-    terms = {name.replace("_", " "): number for name, number in vars(memory).items() if number}
-    terms |= {"all": memory.total_bytes}
+    terms = {**vars(memory), "all": memory.total_bytes}
     title = f"memory of one process, at most {tokens:,} tokens at once"
-    body = [[name, f"{number / _MIB:,.0f} MiB"] for name, number in terms.items()]
+    body = [[name.replace("_", " "), f"{number / _MIB:,.0f} MiB"] for name, number in terms.items() if number]
     return f"{table([title, 'estimate'], body)}\nThe estimate is not calibrated on a GPU.\n"

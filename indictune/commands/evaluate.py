@@ -112,10 +112,8 @@ def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
 
     tasks = [task for given in args.lm_eval_tasks for task in given.split(",") if task]
     manager = TaskManager(include_path=args.lm_eval_include_path)
-    unknown = [task for task in tasks if not manager.match_tasks([task])]
-    Problems(
-        problem("lm-eval-unknown-task", _FLAG, task, near=near_names(task, manager.all_tasks)) for task in unknown
-    ).raise_any()
+    near = {task: near_names(task, manager.all_tasks) for task in tasks if not manager.match_tasks([task])}
+    Problems(problem("lm-eval-unknown-task", _FLAG, task, near=names) for task, names in near.items()).raise_any()
     named = ModelArguments(args.model, trust_remote_code=args.trust_remote_code)
     config, tokenizer = trained_config(named), load_tokenizer(named, flag="--model")
     model = load_language_model(named, config, tokenizer)

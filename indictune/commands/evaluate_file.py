@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from transformers import PreTrainedConfig
-
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, configuration_of
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import sharding
-from indictune.errors import Problems, UserError, problem, problems_of
+from indictune.errors import Problems, UserError, problem
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
 from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
@@ -50,9 +48,8 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
     """
     asked = unresolved(EvaluationArguments, recipe.values)
     model, test_file = Path(asked.model), asked.test_file
-    for flag, value in (("--model", asked.model), ("--test_file", test_file)):
-        if not value:
-            recipe.problems.append(problem("argument-missing", flag, usage=_USAGE))
+    missing = [name for name in ("model", "test_file") if not getattr(asked, name)]
+    recipe.problems.extend(problem("argument-missing", f"--{name}", usage=_USAGE) for name in missing)
     if asked.model:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)
@@ -87,15 +84,6 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, value)
 
 
-def _take_pairs(recipe: Recipe, asked: EvaluationArguments, config: PreTrainedConfig) -> None:
-    """Read pairs if the model does, from the columns of its training, also where it has no recipe any more."""
-    noted = recorded_reading(config)
-    if "text_pair_column" not in noted and asked.text_pair_column is not None:
-        raise UserError("pair-not-expected", "--text_pair_column")
-    for name in {"text_column", "text_pair_column"} & noted.keys() - recipe.values.keys():
-        setattr(asked, name, noted[name])
-
-
 def _check_of_this_file(folder: Path, test_file: str) -> None:
     """Refuse to overwrite the metrics of another file in the folder of an evaluation."""
     path, name = os.path.abspath(test_file), json_or_nothing(folder / METRICS).get("test_file")
@@ -115,13 +103,18 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     if config is not None:
         asked.problem_type = config.problem_type
         problems.attempt(own_scores_of_plan, plan, task, asked.metrics)
+        noted = recorded_reading(config)
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
             _, of_rows, _ = task.arguments
-            noted, default = recorded_reading(config), unresolved(of_rows, {}).max_length
+            default = unresolved(of_rows, {}).max_length
             asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
             asked.long_text = noted.get("long_text", asked.long_text)
-        problems.extend(problems_of(_take_pairs, run.recipe, asked, config))
-        problems.extend(problems_of(check_max_length, config, asked.max_length))
+        if "text_pair_column" not in noted and asked.text_pair_column is not None:
+            problems.append(problem("pair-not-expected", "--text_pair_column"))
+        # A model that has no recipe any more reads pairs too, from the columns of its training.
+        for name in {"text_column", "text_pair_column"} & noted.keys() - run.recipe.values.keys():
+            setattr(asked, name, noted[name])
+        problems.attempt(check_max_length, config, asked.max_length)
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if not asked.test_file:
         problems.raise_any()

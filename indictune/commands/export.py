@@ -14,7 +14,7 @@ from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -111,8 +111,7 @@ def _check_model(args: ExportFlags) -> None:
     folder = Path(args.model)
     check_finished(folder)
     config = trained_config(ModelArguments(args.model, trust_remote_code=args.trust_remote_code))
-    names = config.architectures or []
-    if continues_texts(names) != (args.format == "gguf"):
+    if continues_texts(config.architectures) != (args.format == "gguf"):
         kind, fitting = ("no", "onnx") if args.format == "gguf" else ("a", "gguf")
         raise UserError("export-wants-format", "--format", args.format, model=folder, kind=kind, format=fitting)
     if stored_quantisation(config) and not (folder / ADAPTER_CONFIG).is_file():
@@ -197,8 +196,7 @@ def _model(args: ExportFlags, source: Path) -> PreTrainedModel:
         raise UserError("export-not-a-classifier", "--model", args.model, found=", ".join(names) or "none")
     model: Any = load_trained(source, args.trust_remote_code, "cpu", KINDS[head][0])
     model.set_attn_implementation("eager")
-    traced: PreTrainedModel = model.eval()
-    return traced
+    return cast(PreTrainedModel, model.eval())
 
 
 class _Logits(nn.Module):

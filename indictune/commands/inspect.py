@@ -22,7 +22,7 @@ from indictune.data.collation import IGNORED_LABEL
 from indictune.data.health.likely_wrong import OUT_OF_FOLD, read_out_of_fold, wrong_labels
 from indictune.data.health.row_health import check_health
 from indictune.data.labels import REGRESSION, label_counts
-from indictune.errors import problems_of
+from indictune.errors import Problems, problems_of
 from indictune.models.load import positions_of
 from indictune.tasks.classification import ClassifiedRows
 
@@ -94,11 +94,10 @@ def print_few_rows(counts: Mapping[str, int]) -> None:
 def _fit_max_length(recipe: Any, task: Any) -> None:
     """Set --max_length to the default, or to the model's positions if they are fewer."""
     of_model, of_rows, _ = task.arguments
-    model = unresolved(of_model, recipe.values)
-    if problems_of(task.read_config, model):  # `prepare_rows` reports them
-        return
-    default = unresolved(of_rows, {}).max_length
-    recipe.values["max_length"] = min(default, positions_of(task.read_config(model)) or default)
+    config = Problems().attempt(task.read_config, unresolved(of_model, recipe.values))
+    if config is not None:  # else `prepare_rows` reports why
+        default = unresolved(of_rows, {}).max_length
+        recipe.values["max_length"] = min(default, positions_of(config) or default)
 
 
 def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: tuple[str, str]) -> str:

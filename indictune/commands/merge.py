@@ -21,24 +21,10 @@ from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.hub.card import write_card
+from indictune.models import atomic_folder, load
 from indictune.models.adapters import base_of, check_base, config_file, nf4_config
-from indictune.models.atomic_folder import (
-    TOKENIZER_FILES,
-    check_output_folder,
-    copy_model_files,
-    match_config_mode,
-    whole_folder,
-)
+from indictune.models.atomic_folder import match_config_mode
 from indictune.models.config_shapes import KINDS
-from indictune.models.load import (
-    add_adapter,
-    read_config,
-    read_tokenizer,
-    read_weights,
-    stored_quantisation,
-    take_quantisation,
-    trained_config,
-)
 from indictune.models.trusted_files import check_adapter, check_links, explained
 from indictune.upstream import set_weight_conversions
 
@@ -96,7 +82,7 @@ def merge(args: MergeFlags) -> str:
     """
     target, source = Path(args.output_dir), Path(args.adapter)
     problems = Problems()
-    problems.attempt(check_output_folder, target, "--output_dir")
+    problems.attempt(atomic_folder.check_output_folder, target, "--output_dir")
     with problems.collecting():
         check_adapter(source, "--adapter")
         check_links(source, "--adapter")
@@ -105,7 +91,7 @@ def merge(args: MergeFlags) -> str:
     model = _merged(args, base)
     size_bytes = sum(parameter.nbytes for parameter in model.parameters())
     way_out = "Use a folder on another disk, or --dtype bfloat16."
-    with whole_folder(target, "--output_dir", size_bytes, way_out) as folder:
+    with atomic_folder.whole_folder(target, "--output_dir", size_bytes, way_out) as folder:
         unrounded = folder.with_name("unrounded") if args.to_4bit else folder
         model.save_pretrained(unrounded, max_shard_size=args.max_shard_size)
         _check_written(model, unrounded)
@@ -115,8 +101,7 @@ def merge(args: MergeFlags) -> str:
         _copy_description(source, base, folder)
         match_config_mode(folder)
     form = "4 bit" if args.to_4bit else str(model.dtype).removeprefix("torch.")
-    merged_from = f"{source} and {base.model_name_or_path}"
-    return f"{target}: {type(model).__name__} in {form}, merged from {merged_from}."
+    return f"{target}: {type(model).__name__} in {form}, merged from {source} and {base.model_name_or_path}."
 
 
 def _base(args: MergeFlags) -> ModelArguments:
@@ -144,7 +129,7 @@ def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
         raise UserError("adapter-task", "--adapter", adapter, task=task, known=" or ".join(kinds))
     model, new = _read_base(args, base, kinds[task])
     was_tied = not peft_config.to_dict().get("ensure_weight_tying") and _untie(model)
-    merged = cast(PreTrainedModel, add_adapter(model, new, adapter, "--adapter").merge_and_unload())
+    merged = cast(PreTrainedModel, load.add_adapter(model, new, adapter, "--adapter").merge_and_unload())
     if was_tied:
         _tie_equal(merged)
     for name, tensor in merged.state_dict().items():
@@ -156,17 +141,17 @@ def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
 def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple[PreTrainedModel, set[str]]:
     """The base in the type of the merged weights, and the names of its weights that are new."""
     adapter = Path(args.adapter)
-    base_config = config = read_config(base, _BASE_FLAG)
+    base_config = config = load.read_config(base, _BASE_FLAG)
     if config_file(adapter).is_file():  # other tools save none
         named = ModelArguments(str(adapter), trust_remote_code=base.trust_remote_code)
-        config = trained_config(named, "--adapter")
-    if args.base_weights == "dequantised" and not stored_quantisation(config):
+        config = load.trained_config(named, "--adapter")
+    if args.base_weights == "dequantised" and not load.stored_quantisation(config):
         raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
     dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)
-    quantisation = take_quantisation(config, base_config)
+    quantisation = load.take_quantisation(config, base_config)
     if args.base_weights == "original":
         quantisation = None
-    model, new = read_weights(kind, base, config, dtype, _BASE_FLAG, quantisation)
+    model, new = load.read_weights(kind, base, config, dtype, _BASE_FLAG, quantisation)
     if any(getattr(module, "source_cls", None) is Conv1D for module in model.modules()):
         # transformers (5.23) would dequantise these layers of GPT-2 to transposed weights.
         raise UserError("adapter-cannot-be-merged", "--adapter", adapter, found="a quantised base with Conv1D layers")
@@ -209,7 +194,7 @@ def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTra
 def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None:
     """Save tokenizer, chat template, generation settings and recipe of the adapter, or else of the base."""
     if any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        copy_model_files(adapter, TOKENIZER_FILES, folder)
+        atomic_folder.copy_model_files(adapter, atomic_folder.TOKENIZER_FILES, folder)
     else:
-        read_tokenizer(base, _BASE_FLAG).save_pretrained(folder)
-    copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # for `evaluate`
+        load.read_tokenizer(base, _BASE_FLAG).save_pretrained(folder)
+    atomic_folder.copy_model_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # for `evaluate`

@@ -11,15 +11,8 @@ from warnings import catch_warnings
 
 import torch
 
-from indictune.commands.plan_text import (
-    MICRO_BATCHES,
-    OF_FP16,
-    Ranking,
-    micro_batch_flag,
-    micro_batch_name,
-    plan_text,
-    record,
-)
+from indictune.commands import plan_text
+from indictune.commands.plan_text import Ranking
 from indictune.commands.prepare import read_and_tokenise, task_of_flags
 from indictune.config.arguments import Method
 from indictune.config.command_line import read_flags, with_flag
@@ -73,8 +66,10 @@ def run_plan(flags: Mapping[str, list[str]]) -> int:
     if args.plot is not None:
         draw_plan(ranking, Path(args.plot))
     rates = _rates(args, machine, ranking.plan)
-    text = json.dumps(record(ranking, rates, flags), indent=1) if args.json else plan_text(ranking, rates, flags)
-    print(text if args.json else printable(text))
+    if args.json:
+        print(json.dumps(plan_text.record(ranking, rates, flags), indent=1))
+    else:
+        print(printable(plan_text.plan_text(ranking, rates, flags)))
     return 0 if ranking.best is not None else 1
 
 
@@ -86,8 +81,8 @@ def ranking_of_flags(flags: Mapping[str, list[str]]) -> tuple[PlanFlags, Machine
     plan, problems = plan_of_rows(recipe, task)
     Problems(each for each in problems if each.code not in _OF_ROWS).raise_any()
     if plan.training.bf16 is not False and not plan.training.fp16 and not machine.has_bf16:
-        plan = plan.derive(**OF_FP16)
-    name = micro_batch_name(plan)
+        plan = plan.derive(**plan_text.OF_FP16)
+    name = plan_text.micro_batch_name(plan)
     asked = int(recipe.values[name]) if name in flags else None
     with catch_warnings(action="ignore"):  # of libraries, about each other
         return args, machine, rank(replace(plan, gpus=machine.of_node), task, machine, "method" not in flags, asked)
@@ -194,9 +189,9 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     Problems(problems).raise_any()
     count = processes or gpus or 1
     machine = this_machine(count, gpus)
-    name, rows = micro_batch_name(plan), plan.training.global_batch_size
+    name, rows = plan_text.micro_batch_name(plan), plan.training.global_batch_size
     asked = int(recipe.values[name]) if name in (typed if gpus else recipe.values) else None
-    if asked and name not in typed and name != MICRO_BATCHES[0] and rows % (count * asked):
+    if asked and name not in typed and name != plan_text.MICRO_BATCHES[0] and rows % (count * asked):
         asked = None  # the recipe's is too large for so many processes
     with catch_warnings(action="ignore"):  # of libraries, about each other
         ranking = rank(replace(plan, gpus=gpus), task, machine, all_methods=False, asked=asked)
@@ -211,7 +206,7 @@ def choose_strategy(task_name: str, words: Sequence[str], processes: int | None)
     of_what = f"{count} {'GPU' if gpus else 'CPU process'}{('s' if gpus else 'es') * (count > 1)}"
     reason = f"on {of_what} an estimated {shown_bytes(best.memory.total_bytes)} of {capacity} each"
     reason += f"; the fastest of {others + 1} that fit" if others else "; nothing else fits"
-    return Choice(best.strategy, count, {} if asked else micro_batch_flag(ranking, best), reason)
+    return Choice(best.strategy, count, {} if asked else plan_text.micro_batch_flag(ranking, best), reason)
 
 
 def _rates(args: PlanFlags, machine: Machine, plan: AnyPlan) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from indictune.config.command_line import SCRIPTS, WORDS, flags_of
+from indictune.config.command_line import SCRIPTS, WORDS, flag_words, flags_of
 from indictune.config.plan import AnyPlan
 from indictune.console_text import in_columns, in_one_line, shown_bytes, table
 from indictune.planning.candidates import Candidate
@@ -258,8 +258,7 @@ def _in_lines(start: Sequence[str], flags: Mapping[str, Sequence[str]]) -> str:
     """A command whose lines end in a backslash, where they would be too long."""
     lines = [shlex.join(start)]
     for name, values in flags.items():
-        is_signed = len(values) == 1 and values[0].startswith("-")
-        flag = f"--{name}={shlex.quote(values[0])}" if is_signed else shlex.join([f"--{name}", *values])
+        flag = shlex.join(flag_words(name, values))
         if len(lines[-1]) + len(flag) + 3 > _WIDTH - 4:
             lines[-1] += " \\"
             lines.append(f"    {flag}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from filelock import Timeout
@@ -28,16 +28,8 @@ from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints, lock_if_possible
 from indictune.models.adapters import config_file
-from indictune.prediction.labelled_rows import (
-    WINDOW_ROWS,
-    TextFile,
-    as_json_lines,
-    label,
-    standard_input,
-    text_batch,
-    text_file,
-    writer_of,
-)
+from indictune.prediction import labelled_rows
+from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, check_pairs, served_model
 from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
@@ -100,7 +92,7 @@ def _predict(asked: PredictFlags) -> None:
     with TemporaryDirectory() as folder:
         source = None
         if served is not None and asked.input_file is not None:
-            file = problems.attempt(text_file, asked, served.reading)
+            file = problems.attempt(labelled_rows.text_file, asked, served.reading)
             if file is not None:
                 source = problems.attempt(InputFile.of, file, bad_rows(file.path, asked, Path(folder)))
         elif served is not None and asked.text:
@@ -111,7 +103,7 @@ def _predict(asked: PredictFlags) -> None:
         if source is None:
             texts = list(zip(asked.text, asked.text_pair, strict=True)) if asked.text_pair else asked.text
             are_pairs = served.reading.text_pair_column is not None
-            windows = iter([text_batch(texts)]) if asked.text else standard_input(are_pairs)
+            windows = iter([text_batch(texts)]) if asked.text else labelled_rows.standard_input(are_pairs)
             _answer(windows, classifier, asked.output_file)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
@@ -152,7 +144,7 @@ def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: s
         write_output(Path(output), labelled)
         return
     for batch in labelled:
-        sys.stdout.write(as_json_lines(batch))
+        sys.stdout.write(labelled_rows.as_json_lines(batch))
         sys.stdout.flush()
 
 
@@ -164,19 +156,19 @@ def label_file(
     `make` turns a batch of texts into rows of the output, which `flag` names.
     """
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
-    windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS), flag)
+    windows = LabelledWindows(output, _job(source, classifier), -(-source.rows // labelled_rows.WINDOW_ROWS), flag)
     if rank == 0:
         windows.open()
     elif not windows.wait_until_open():
         return
-    with labelling_progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as show:
+    with labelling_progress(source.rows, windows.done() * labelled_rows.WINDOW_ROWS, is_shown=rank == 0) as show:
         for number, batch in enumerate(source.windows()):
             if number % world_size == rank and not windows.path(number).exists():
                 windows.put(number, make(classifier, batch))
-                show(windows.done() * WINDOW_ROWS)
+                show(windows.done() * labelled_rows.WINDOW_ROWS)
         while rank == 0 and windows.done() < windows.count:
             time.sleep(_LOOK_EVERY_S)
-            show(windows.done() * WINDOW_ROWS)
+            show(windows.done() * labelled_rows.WINDOW_ROWS)
     if rank == 0:
         windows.finish()
         print(f"Written to {output}", file=sys.stderr)
@@ -224,7 +216,8 @@ class LabelledWindows:
             if not self.is_open():
                 for path in self.folder.glob(f"*{_WINDOW}"):
                     path.unlink()
-                self._write(_JOB, self._job.encode())
+                with _whole(self.folder / _JOB, self.folder) as file:
+                    file.write(self._job.encode())
 
     def is_open(self) -> bool:
         """Whether the folder is that of this job."""
@@ -254,28 +247,19 @@ class LabelledWindows:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        with self.writing():
-            self._write(self.path(number).name, sink.getvalue())
+        with self.writing(), _whole(self.path(number), self.folder) as file:
+            file.write(sink.getvalue())
 
     def finish(self) -> None:
         """Write the output, whole or not at all, and remove the folder."""
         batches = (batch for number in range(self.count) for batch in stored_batches(self.path(number)))
-        with self.writing():
-            _write_whole(self.output, self.folder / "output", batches)
+        with self.writing(), _whole(self.output, self.folder) as file:
+            labelled_rows.writer_of(str(self.output))(file, batches)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
         """The file of a window, which exists if the window is labelled."""
         return self.folder / f"{number:08d}{_WINDOW}"
-
-    def _write(self, name: str, content: Any) -> None:
-        unfinished = self.folder / f"{name}.{os.getpid()}"
-        try:
-            unfinished.write_bytes(content)
-            write_through(unfinished)
-            unfinished.replace(self.folder / name)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -294,7 +278,7 @@ class LabelledWindows:
 
 def check_output(path: str) -> None:
     """Refuse an output that exists, of an unknown kind, or in no folder."""
-    writer_of(path)
+    labelled_rows.writer_of(path)
     output = Path(path)
     check_outside_checkpoints(output, _FLAG)
     if os.path.lexists(output):
@@ -306,20 +290,24 @@ def check_output(path: str) -> None:
 def write_output(output: Path, batches: Iterable[pa.RecordBatch]) -> None:
     """Write labelled rows, whole or not at all; `output-not-written` if the disk refuses."""
     try:
-        _write_whole(output, output.with_name(f".{output.name}.{os.getpid()}"), batches)
+        with _whole(output, output.parent) as file:
+            labelled_rows.writer_of(str(output))(file, batches)
     except OSError as error:
         if error.errno not in NO_ROOM | REFUSED:
             raise
         raise UserError("output-not-written", _FLAG, output, reason=error.strerror) from error
 
 
-def _write_whole(output: Path, unfinished: Path, batches: Iterable[pa.RecordBatch]) -> None:
+@contextmanager
+def _whole(path: Path, folder: Path) -> Iterator[BinaryIO]:
+    """A file that is written in a folder, and moved to its path when the disk has it."""
+    unfinished = folder / f".{path.name}.{os.getpid()}"
     try:
         with unfinished.open("wb") as file:
-            writer_of(str(output))(file, batches)
+            yield file
         write_through(unfinished)
-        unfinished.replace(output)
-        write_through(output.parent)
+        unfinished.replace(path)
+        write_through(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -63,8 +63,7 @@ def read_and_tokenise(plan: AnyPlan, problems: Problems, task: Task[Any, Any, An
     """The rows of a plan; a `UserError` with `problems` and those of the rows."""
     if plan.model_config is not None:
         problems.extend(problems_of(check_max_length, plan.model_config, plan.data.max_length))
-    inputs = task.open(plan, problems)
-    rows = task.read(plan, inputs, problems)
+    rows = task.read(plan, task.open(plan, problems), problems)
     problems.raise_any()
     assert rows is not None
     return Prepared(plan, rows, task.tokenise(plan, rows))

@@ -18,20 +18,9 @@ from indictune.console_text import printable
 from indictune.credentials import holds_token, without_tokens
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import NOT_PUSHED, check_outside_checkpoints, write_whole
+from indictune.hub import publish
 from indictune.hub.card import CARD, write_card
 from indictune.hub.card_facts import is_hub_name
-from indictune.hub.publish import (
-    Destination,
-    PushError,
-    check_write,
-    model_files,
-    problems_of_name,
-    published,
-    refusal_of,
-    retried,
-    staged,
-    upload,
-)
 from indictune.models.adapters import base_of, config_file
 from indictune.models.trusted_files import ADAPTER_CONFIG, BROKEN, explained, weights_files
 from indictune.prediction.served_classifier import check_finished
@@ -72,7 +61,7 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     if config_file(folder).is_file():
         problems.attempt(check_publishable, folder, _COMMAND)
     problems.attempt(_check_base, folder)
-    problems.extend(problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
+    problems.extend(publish.problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
     if get_token() is None:
         problems.append(problem("hub-token-missing", _COMMAND))
     problems.raise_any()
@@ -80,16 +69,16 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     if not (folder / CARD).is_file():
         write_card(folder, repository)
     _name_repository(folder, repository)
-    names = published(folder, model_files(folder))
+    names = publish.published(folder, publish.model_files(folder))
     size = sum((folder / name).stat().st_size for name in names) / 1e6
     print(f"Uploading {len(names)} files ({size:,.1f} MB) to {repository}: {', '.join(names)}", flush=True)
     try:
-        to = Destination(repository, args.private or None, args.revision, args.create_pr)
-        with staged(folder, names) as copy:
+        to = publish.Destination(repository, args.private or None, args.revision, args.create_pr)
+        with publish.staged(folder, names) as copy:
             if write_without_texts(folder, copy):
                 print(f"{REPORT} goes up without the texts of your rows.")
-            url = upload(folder, names, to, "Upload by indictune push", copy)
-    except PushError as error:
+            url = publish.upload(folder, names, to, "Upload by indictune push", copy)
+    except publish.PushError as error:
         print(printable(without_tokens(f"indictune: {error}")), file=sys.stderr)
         return 1
     (folder / NOT_PUSHED).unlink(missing_ok=True)
@@ -110,7 +99,7 @@ def check_publishable(folder: Path, flag: str) -> None:
     problems.attempt(check_finished, folder, flag)
     if not (folder / ADAPTER_CONFIG).is_file():
         problems.attempt(weights_files, folder, flag)
-    for name in published(folder, model_files(folder)):
+    for name in publish.published(folder, publish.model_files(folder)):
         if name.endswith(".safetensors"):
             weights = ModelArguments(str(folder / name))
             with problems.collecting(), explained(weights, *BROKEN, flag=flag), safe_open(folder / name, "pt") as file:
@@ -135,11 +124,11 @@ def _check_write(args: PushFlags) -> str:
     try:
         if args.create_pr:
             return args.repo_id
-        made = retried(lambda: HfApi().create_repo(args.repo_id, private=args.private or None, exist_ok=True))
-        check_write(made.repo_id)
+        made = publish.retried(lambda: HfApi().create_repo(args.repo_id, private=args.private or None, exist_ok=True))
+        publish.check_write(made.repo_id)
         return made.repo_id
     except Exception as error:
-        raise refusal_of(error, _COMMAND, args.repo_id) from error
+        raise publish.refusal_of(error, _COMMAND, args.repo_id) from error
 
 
 def _name_repository(folder: Path, repository: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.config.command_line import with_flag
-from indictune.config.recipe import read_recipe
+from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.errors import Problem, problem
@@ -38,10 +38,7 @@ class ReportFlags(Checked):
 
 def run_report(flags: Mapping[str, list[str]]) -> int:
     """Write the report of one run, or compare several."""
-    recipe = read_recipe(with_flag(flags, "runs"), (ReportFlags,))
-    with recipe.problems.collecting():
-        args = recipe.build(ReportFlags)
-    recipe.problems.raise_any()
+    args = read_arguments(with_flag(flags, "runs"), ReportFlags, "runs")
     folders = list(dict.fromkeys(map(Path, args.runs)))
     for folder in folders:
         check_outside_checkpoints(folder, "indictune report")

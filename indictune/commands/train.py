@@ -15,18 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from indictune.config.command_line import (
-    LAUNCHED_BY,
-    SCRIPTS,
-    STATUS_FILE,
-    WORDS,
-    flags_of,
-    load_recipe,
-    read_flags,
-    task_in,
-    unknown_keys,
-    unknown_name,
-)
+from indictune.config import command_line
+from indictune.config.command_line import SCRIPTS, WORDS, flags_of
 from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
@@ -88,12 +78,9 @@ class Asked:
         return " ".join(given) if given else str(self.content.get("output_dir") or "")
 
     def words(self) -> list[str]:
-        """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
+        """The flags as words of a command line."""
         words = [] if self.recipe is None else ["--config", str(self.recipe)]
-        for name, values in self.flags.items():
-            is_signed = len(values) == 1 and values[0].startswith("-")
-            words += [f"--{name}={values[0]}"] if is_signed else [f"--{name}", *values]
-        return words
+        return words + [word for name, values in self.flags.items() for word in command_line.flag_words(name, values)]
 
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
@@ -122,7 +109,7 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
 
 def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
     """Read the flags, as words or split already, and the recipe, without the libraries of a run."""
-    flags = read_flags(given)
+    flags = command_line.read_flags(given)
     bare = flags.pop("", [])
     tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
     named = [word for word in bare if word not in tasks] + flags.pop("config", [])
@@ -131,13 +118,13 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
     if not tasks and not named and not flags:
         raise UserError("train-what")
     path = _recipe_path(named[0]) if named else None
-    content = {} if path is None else load_recipe(path)
+    content = {} if path is None else command_line.load_recipe(path)
     problems = Problems()
     launch = _launch(flags, problems)
     task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, {**content, **flags})
     known = [*flags_of(task), "config", *vars(launch)]
-    problems.extend(unknown_name(name, "--", known) for name in flags if name not in known)
-    problems.extend([] if path is None else unknown_keys(path, content, task))
+    problems.extend(command_line.unknown_name(name, "--", known) for name in flags if name not in known)
+    problems.extend([] if path is None else command_line.unknown_keys(path, content, task))
     problems.raise_any()
     return Asked(task, path, content, flags, launch)
 
@@ -152,7 +139,7 @@ def with_defaults(asked: Asked) -> Asked:
     if recipe is None and "model_name_or_path" not in asked.flags:
         name, flags, note = _default_model(asked.task)
         recipe = as_seen_from_here(FOLDER / name)
-        content = {**load_recipe(recipe), "output_dir": None}
+        content = {**command_line.load_recipe(recipe), "output_dir": None}
         asked = replace(asked, flags={**asked.flags, **flags})
         notes.append(f"no model given: {note}")
     asked = replace(asked, recipe=recipe, content=content)
@@ -258,7 +245,7 @@ def _launch(flags: dict[str, list[str]], problems: Problems) -> TrainFlags:
 
 def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> str:
     """The task that was typed, or that the recipe says or shows by keys that only one task has."""
-    in_recipe = task_in(content)
+    in_recipe = command_line.task_in(content)
     if in_recipe is not None and in_recipe not in SCRIPTS:
         raise UserError("no-such-name", "task", in_recipe, kind="task", known=", ".join(SCRIPTS))
     if named is not None and in_recipe is not None and named != in_recipe:
@@ -300,14 +287,14 @@ def _run(command: Sequence[str], output_dir: Path) -> int:
     """Run a launcher. Exit codes of ranks do not survive it, so what rank 0 wrote here, or in the folder, gives it."""
     began = time.time()
     with TemporaryDirectory(prefix="indictune-") as folder:
-        status = Path(os.environ.get(STATUS_FILE, f"{folder}/status.json"))
-        code = _wait_for(command, **{STATUS_FILE: str(status)})
+        status = Path(os.environ.get(command_line.STATUS_FILE, f"{folder}/status.json"))
+        code = _wait_for(command, **{command_line.STATUS_FILE: str(status)})
         state = (json_or_nothing(status) or run_folder.status_since(output_dir, began)).get("state")
     return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
 
 
 def _wait_for(command: Sequence[str], **variables: str) -> int:
-    environ = {**os.environ, LAUNCHED_BY: str(os.getpid()), **variables}
+    environ = {**os.environ, command_line.LAUNCHED_BY: str(os.getpid()), **variables}
     with subprocess.Popen(command, env=environ) as launched:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
         for number in OF_SCHEDULERS:

@@ -44,8 +44,7 @@ class ModelArguments(Checked):
         False, "Run Python code that comes with the model, or that --metrics names. Use it only for authors you trust."
     )
     trust_checkpoint: bool = flag(
-        False,
-        "Read checkpoints of another run, or that other users can write. They hold pickles, which can run code.",
+        False, "Read checkpoints of another run, or that other users can write. They hold pickles, which can run code."
     )
     method: Method = flag(
         "full", "`full` trains all weights, `lora` an adapter, `qlora` an adapter on a base model in 4-bit NF4."
@@ -80,9 +79,8 @@ class ModelArguments(Checked):
         """Refuse options of adapters without an adapter."""
         yield from super().check()
         for name in ("use_dora", "use_rslora", "modules_to_save"):
-            if self.method == "full" and getattr(self, name):
+            if self.method == "full" and (value := getattr(self, name)):
                 way_out = "Use --method lora or qlora, or leave it out."
-                value = getattr(self, name)
                 given = " ".join(value) if isinstance(value, list) else "true"
                 yield problem("no-effect", f"--{name}", given, way_out, other="--method full")
 
@@ -164,23 +162,21 @@ class SourceArguments(BadRowArguments):
         if self.validation_file is not None and self.validation_split not in (0, VALIDATION_SHARE):
             other, way_out = f"--validation_file {file_words(self.validation_file)}", "Leave it out, or give 0."
             yield problem("no-effect", "--validation_split", self.validation_split, way_out, other=other)
-        named = {"--dataset_name": self.dataset_name or "", "--train_file": file_words(self.train_file)}
-        named["--train_files"] = file_words(self.train_files)
-        given = [(name, value) for name, value in named.items() if value]
+        named = {name: file_words(getattr(self, name)) for name in ("dataset_name", "train_file", "train_files")}
+        given = [(f"--{name}", value) for name, value in named.items() if value]
         for name, value in given[1:]:
             yield problem("two-data-sources", *given[0], other=f"{name} {value}")
         if not given:
             yield problem("no-training-rows", "--train_file")
         if not 0 <= self.language_sampling_alpha <= 1:
             yield problem("alpha-out-of-range", "--language_sampling_alpha", self.language_sampling_alpha)
-        of_dataset = {"config_name": file_words(self.dataset_config_name), "revision": self.dataset_revision}
-        of_dataset["splits"] = file_words(self.dataset_splits)
-        for each, word in of_dataset.items():
+        for name in ("dataset_config_name", "dataset_revision", "dataset_splits"):
+            word = file_words(getattr(self, name))
             if word and self.dataset_name is None:
-                yield problem("dataset-config-without-name", f"--dataset_{each}", word)
+                yield problem("dataset-config-without-name", f"--{name}", word)
             elif word and str(self.dataset_name).startswith("builtin:"):
                 other = f"--dataset_name {self.dataset_name}"
-                yield problem("no-effect", f"--dataset_{each}", word, "Leave it out.", other=other)
+                yield problem("no-effect", f"--{name}", word, "Leave it out.", other=other)
 
 
 @dataclass

@@ -199,33 +199,23 @@ def with_flag(given: Sequence[str] | Mapping[str, list[str]], name: str) -> dict
     return {name: bare, **flags} if bare else flags
 
 
-def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
-    """Split `--name value value` and `--name=value` into name and words. Words before the first flag have no name."""
-    name, words = "", list[str]()
-    for token in argv:
-        if token in ("-h", "--help"):
-            token = "--help"
-        if token.startswith("--"):
-            if name or words:
-                yield name, words
-            name, equals, value = token[2:].partition("=")
-            name, words = name.replace("-", "_"), [value] if equals else []
-        else:
-            words.append(token)
-    if name or words:
-        yield name, words
-
-
 def read_flags(given: Sequence[str] | Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The words of each flag; flags that are split already are copied.
+    """The words of each flag, of `--name value value` or `--name=value`; flags that are split already are copied.
 
-    Of a flag that is given twice, the last words count; only `--text` and `--text_pair` keep all.
+    Words before the first flag are those of "". Of a flag that is given twice, the last words count; only `--text` and
+    `--text_pair` keep all.
     """
     if isinstance(given, Mapping):
         return dict(given)
-    flags: dict[str, list[str]] = {}
-    for name, words in split_flags(given):
-        flags[name] = [*flags.get(name, ()), *words] if name in ("text", "text_pair") else words
+    flags, name, words = dict[str, list[str]](), "", list[str]()
+    for token in (*given, "--"):  # which ends the last flag
+        if token != "-h" and not token.startswith("--"):
+            words.append(token)
+            continue
+        if name or words:
+            flags[name] = [*flags.get(name, ()), *words] if name in ("text", "text_pair") else words
+        name, equals, value = ("help" if token == "-h" else token[2:]).partition("=")
+        name, words = name.replace("-", "_"), [value] if equals else []
     return flags
 
 
@@ -270,13 +260,16 @@ def to_words(value: Any) -> list[str]:
     return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
+def flag_words(name: str, values: Sequence[str]) -> list[str]:
+    """A flag as words of a command line. `--name=value` keeps a value that begins with a dash."""
+    is_signed = len(values) == 1 and values[0].startswith("-")
+    return [f"--{name}={values[0]}"] if is_signed else [f"--{name}", *values]
+
+
 def to_flags(values: Mapping[str, Any]) -> list[str]:
-    """Values by flag as a command line, without those that are None. A single word may begin with a dash."""
-    flags = []
-    for name, value in values.items():
-        words = [] if value is None else to_words(value)
-        flags += [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words] if value is not None else []
-    return flags
+    """Values by flag as a command line, without those that are None."""
+    given = {name: to_words(value) for name, value in values.items() if value is not None}
+    return [word for name, words in given.items() for word in flag_words(name, words)]
 
 
 def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequence[str] = ()) -> Problem:

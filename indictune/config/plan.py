@@ -161,8 +161,7 @@ class RunPlan(Generic[Data, Training]):
         """The plan with the `--max_length` that was found in the rows; None for the one given."""
         if max_length in (None, self.data.max_length):
             return self
-        data = replace(self.data, max_length=max_length)  # type: ignore[type-var]
-        return replace(self, data=data)
+        return replace(self, data=replace(self.data, max_length=max_length))  # type: ignore[type-var]
 
 
 AnyPlan = RunPlan[RowArguments, IndicTrainingArguments]

@@ -64,17 +64,13 @@ def flag(default: Any, help: str, **more: Any) -> Any:
 
 def check_ranges(arguments: Any) -> list[Problem]:
     """Refuse single values that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
-    given = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
-    found = [
-        problem("expected-at-least", f"--{name}", given[name], smallest=smallest)
-        for name, smallest in AT_LEAST.items()
-        if given.get(name) not in (None, AUTO) and not given[name] >= smallest
-    ]
-    wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
-    below_1, accepts_all = "up to, not including, 1", "to 1, which accepts all"
-    found += [problem("share-expected", f"--{name}", given[name], range=below_1) for name in wrong_shares]
-    wrong_limits = [name for name in LIMITS if given.get(name) is not None and not 0 <= given[name] <= 1]
-    return found + [problem("share-expected", f"--{name}", given[name], range=accepts_all) for name in wrong_limits]
+    values = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
+    given = {name: value for name, value in values.items() if value not in (None, AUTO)}
+    low = [name for name in AT_LEAST if name in given and not given[name] >= AT_LEAST[name]]
+    found = [problem("expected-at-least", f"--{name}", given[name], smallest=AT_LEAST[name]) for name in low]
+    wrong = {name: "up to, not including, 1" for name in SHARES if name in given and not 0 <= given[name] < 1}
+    wrong |= {name: "to 1, which accepts all" for name in LIMITS if name in given and not 0 <= given[name] <= 1}
+    return found + [problem("share-expected", f"--{name}", given[name], range=text) for name, text in wrong.items()]
 
 
 class Checked:
@@ -168,8 +164,7 @@ class TagArguments(Checked):
     """Which columns of a file of tagged words are read. A column has a name in the first line, or a number from 1."""
 
     word_column: str | None = flag(
-        None,
-        "Column with a tagger's words. Default: the one of a usual name, such as word or tokens, or the first.",
+        None, "Column with a tagger's words. Default: the one of a usual name, such as word or tokens, or the first."
     )
     tag_column: str | None = flag(
         None, "Column with their tags. Default: the one of a usual name, such as tag or ner_tags, or the last."

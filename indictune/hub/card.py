@@ -10,21 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown
 from indictune.files import DISTILLED, json_or_nothing, write_whole
-from indictune.hub.card_facts import (
-    GROUPS,
-    CardFacts,
-    block_rows,
-    card_facts_of,
-    group_cells,
-    label_rows,
-    metadata_of,
-)
-from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table
+from indictune.hub import card_facts
+from indictune.hub.card_facts import GROUPS, CardFacts, group_cells
+from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table, templates_in
 from indictune.models import builtin, fetched
 
 CARD = "README.md"
@@ -61,23 +53,17 @@ def write_card(folder: Path, repository: str | None = None, run: Path | None = N
     Raises:
         UserError: the folder holds an adapter whose record of its base cannot be read.
     """
-    write_whole(folder / CARD, str(card_of(card_facts_of(folder, repository, run or folder))))
+    write_whole(folder / CARD, str(card_of(card_facts.card_facts_of(folder, repository, run or folder))))
 
 
 def card_of(facts: CardFacts) -> ModelCard:
     """The card: whatever the facts hold is escaped, except code that is fenced."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        finalize=escaped,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["program"] = lambda text, language: fenced(text.strip(), language)
-    metadata = metadata_of(facts)
+    environment = templates_in(Path(__file__).parent, finalize=escaped)
+    environment.filters |= {"program": lambda text, language: fenced(text.strip(), language), "link": _link}
+    metadata = card_facts.metadata_of(facts)
     text = environment.get_template("card.md.jinja").render(
         licence=metadata.license,
-        task=facts.pipeline_tag,
+        facts=facts,
         program=_words_of_program(facts),
         **_head(facts),
         **_results(facts),
@@ -87,7 +73,7 @@ def card_of(facts: CardFacts) -> ModelCard:
     return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text.strip()}\n")
 
 
-def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
+def _words_of_program(facts: CardFacts) -> dict[str, Verbatim] | None:
     """What a program that uses the model names; None for a task that only the user knows."""
     kind, task = facts.config.get("problem_type"), facts.pipeline_tag
     if task is None:
@@ -106,14 +92,7 @@ def _words_of_program(facts: CardFacts) -> dict[str, Any] | None:
         "result": "config.id2label[logits[0].argmax()]" if has_one_label else "logits",
         "file": shlex.quote(f"{facts.model}/model.gguf"),
     }
-    return {
-        **{name: Verbatim(word) for name, word in words.items()},
-        "format": facts.exported.get("format"),
-        "is_adapter": facts.is_adapter,
-        "is_chat": task == "text-generation" and not facts.continues_texts,
-        "is_text": facts.continues_texts,
-        "is_masked": task == "fill-mask",
-    }
+    return {name: Verbatim(word) for name, word in words.items()}
 
 
 def _head(facts: CardFacts) -> dict[str, Any]:
@@ -122,15 +101,10 @@ def _head(facts: CardFacts) -> dict[str, Any]:
     return {
         "title": facts.model.rpartition("/")[2],
         "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
-        "continues": facts.continues_texts,
-        "base": facts.base,
-        "base_link": facts.base and _link(facts.base, ""),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "is_rounded": name == fetched.NAME,
         "labels": _listed(facts.labels),
         "languages": _listed(map(shown_language, facts.languages)),
-        "reading": facts.reading,
-        "exported": facts.exported,
         "students": students and fenced(str(students), "text"),
     }
 
@@ -141,7 +115,7 @@ def _results(facts: CardFacts) -> dict[str, Any]:
     for key, name in SPLITS.items():
         breakdown, block = facts.breakdowns.get(key), facts.metrics.get(key)
         if breakdown is not None:
-            rows = label_rows(breakdown.overall, _DIGITS)
+            rows = card_facts.label_rows(breakdown.overall, _DIGITS)
             more = {
                 "table": _scores_of_groups(breakdown),
                 "labels": markdown_table(["label", "rows", *RATIOS], rows) if rows else None,
@@ -149,7 +123,7 @@ def _results(facts: CardFacts) -> dict[str, Any]:
                 "written": breakdown.written and _scores_of_groups(breakdown.written),
             }
         elif block:
-            names, rows = block_rows(block, _DIGITS, "language ")
+            names, rows = card_facts.block_rows(block, _DIGITS, "language ")
             scores = markdown_table(["", "rows", *(name.replace("_", " ") for name in names)], rows)
             more = {"table": scores, **dict.fromkeys(("labels", "calibration", "written"))}
         else:
@@ -161,7 +135,7 @@ def _results(facts: CardFacts) -> dict[str, Any]:
         language, rank = first.worst_language, "highest" if first.lower_is_better else "lowest"
         value = f"{first.by['language'][language].scores[first.score].value:.4f}"
         worst = {"language": shown_language(language), "name": first.score, "value": value, "rank": rank}
-    return {"splits": splits, "worst": worst, "intervals": first is not None, "baseline": facts.baseline}
+    return {"splits": splits, "worst": worst, "intervals": first is not None}
 
 
 def _scores_of_groups(breakdown: Breakdown) -> Verbatim:
@@ -181,9 +155,6 @@ def _data(facts: CardFacts) -> dict[str, Any]:
     is_ours = source.startswith(builtin.PREFIX)
     return {
         "rows": markdown_table(["training rows", "count"], [*rows[1:], rows[0]]) if rows else None,
-        "dataset": facts.dataset,
-        "dataset_link": facts.dataset and _link(facts.dataset, "datasets/"),
-        "pieces": facts.learned_pieces,
         "sources": f"{source}, which comes with indictune" if is_ours else "files of the user",
         "defects": ((facts.metrics.get("data") or {}).get("notes") or [])[:_MOST_DEFECTS],
     }
@@ -192,14 +163,15 @@ def _data(facts: CardFacts) -> dict[str, Any]:
 def _training(facts: CardFacts) -> dict[str, Any]:
     metrics, settings = facts.metrics, facts.settings
     train: Mapping[str, Any] = metrics.get("train") or {}
+    energy = facts.energy if {"energy_consumed", "emissions"} <= facts.energy.keys() else None
     unused = [] if facts.is_adapter else ["lora_r", "lora_alpha"]
     unused += ["max_steps"] if settings.get("max_steps") == -1 else ["num_train_epochs"]
     body = {
         **facts.how_it_ran,
         **{shown: settings.get(name) for name, shown in _SETTINGS.items() if name not in unused},
         "training time, in seconds": f"{train['runtime_s']:,.0f}" if "runtime_s" in train else None,
-        "energy, in kWh (codecarbon)": _measured(facts, "energy_consumed"),
-        "emissions, in kg of CO2 (codecarbon)": _measured(facts, "emissions"),
+        "energy, in kWh (codecarbon)": f"{float(energy['energy_consumed']):.4g}" if energy else None,
+        "emissions, in kg of CO2 (codecarbon)": f"{float(energy['emissions']):.4g}" if energy else None,
     }
     known = ((name, value) for name, value in body.items() if value not in (None, ""))
     shown = [[name, f"{value:g}" if isinstance(value, float) else str(value)] for name, value in known]
@@ -211,12 +183,7 @@ def _training(facts: CardFacts) -> dict[str, Any]:
     }
 
 
-def _measured(facts: CardFacts, name: str) -> str | None:
-    is_whole = {"energy_consumed", "emissions"} <= facts.energy.keys()
-    return f"{float(facts.energy[name]):.4g}" if is_whole else None
-
-
-def _link(name: str, kind: str) -> Verbatim:
+def _link(name: str, kind: str = "") -> Verbatim:
     """A link to the Hub. The name is one of the Hub's form."""
     return Verbatim(f"[{name}](https://huggingface.co/{kind}{name})")
 

@@ -132,8 +132,7 @@ class CardFacts:
         architectures = self.config.get("architectures") or []
         if continues_texts(architectures):
             return "text-generation"
-        found = (tag for name in architectures for head, tag in _TAGS.items() if str(name).endswith(head))
-        return next(found, None)
+        return next((tag for name in architectures for head, tag in _TAGS.items() if str(name).endswith(head)), None)
 
     @property
     def continues_texts(self) -> bool:
@@ -232,7 +231,7 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
     codes = (_LANGUAGE.fullmatch(language) for language in facts.languages)  # other names have no place here
     return ModelCardData(
         language=sorted({each[1] for each in codes if each is not None and each[1] not in _NO_LANGUAGE}) or None,
-        license=facts.settings.get("hub_license") or licence_of(facts.base),
+        license=facts.settings.get("hub_license") or (facts.base and licence_of(facts.base)),
         base_model=facts.base,
         datasets=[facts.dataset] if facts.dataset else None,
         pipeline_tag=task,
@@ -248,10 +247,8 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
     )
 
 
-def licence_of(base: str | None) -> str | None:
+def licence_of(base: str) -> str | None:
     """The licence that the Hub has for the base; None if it has none or does not answer."""
-    if base is None:
-        return None
     with suppress(HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError, ValueError):
         tags = HfApi().model_info(base, timeout=_TIMEOUT_S).tags or []
         return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)

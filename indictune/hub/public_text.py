@@ -6,6 +6,10 @@ import html
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
@@ -47,6 +51,13 @@ def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Verb
     lines = [header, [":---", *["---:"] * (len(header) - 1)], *body]
     cells = [[escaped(cell) if line is not lines[1] else cell for cell in line] for line in lines]
     return Verbatim("\n".join(f"| {' | '.join(line)} |" for line in cells))
+
+
+def templates_in(folder: Path, **settings: Any) -> Environment:
+    """The templates of pages in a folder, with more settings of Jinja. A name that has no value is an error."""
+    return Environment(
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings
+    )
 
 
 def without_folders(text: str, paths: Iterable[str] = ()) -> str:

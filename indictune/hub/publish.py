@@ -221,8 +221,7 @@ def publish_run(folder: Path, args: IndicTrainingArguments) -> None:
     to = destination_of(folder, args)
     if not (folder / CARD).is_file():  # the run was killed just before
         write_card(folder, to.repo_id)
-    saved = json.loads(not_pushed.read_text(encoding="utf-8"))
-    names = published(folder, saved)
+    names = published(folder, json.loads(not_pushed.read_text(encoding="utf-8")))
     with staged(folder, names) as copy:
         write_without_texts(folder, copy)
         url = upload(folder, names, to, "End of training", copy)

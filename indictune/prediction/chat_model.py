@@ -8,30 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, TextStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template, prompt_ids
 from indictune.data.chat.messages import Message
 from indictune.errors import UserError
 from indictune.files import json_or_nothing
+from indictune.models import load
 from indictune.models.adapters import config_file, continues_texts
-from indictune.models.load import (
-    Model,
-    check_vocabulary,
-    load_tokenizer,
-    load_trained,
-    positions_of,
-    trained_config,
-    without_adapter,
-)
+from indictune.models.config_shapes import KINDS
+from indictune.models.load import Model
 
 
 class TooLongError(Exception):
@@ -110,13 +98,13 @@ def open_chat_model(
         UserError: the folder holds no language model, or it cannot be read; or as `choose_template`.
     """
     check_language_model(model)
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     named = ModelArguments(model, trust_remote_code=trust_remote_code)
-    config = trained_config(named)
-    tokenizer = load_tokenizer(named, flag="--model")
+    config = load.trained_config(named)
+    tokenizer = load.load_tokenizer(named, flag="--model")
     template = choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)
     loaded = load_language_model(named, config, tokenizer)
-    base = without_adapter(loaded)
+    base = load.without_adapter(loaded)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
     drawn = {"temperature": temperature} if temperature > 0 else {}
@@ -124,7 +112,7 @@ def open_chat_model(
         do_sample=temperature > 0, **drawn, eos_token_id=sorted(ends), pad_token_id=tokenizer.pad_token_id
     )
     base.generation_config = settings  # `generate` would fill gaps from the saved one
-    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, positions_of(config), [])
+    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, load.positions_of(config), [])
 
 
 def load_language_model(named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Model:
@@ -132,8 +120,8 @@ def load_language_model(named: ModelArguments, config: PreTrainedConfig, tokeniz
     has_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if has_gpu else cast(torch.dtype, config.dtype or torch.float32)
     where = "auto" if has_gpu else None
-    model = load_trained(named.model_name_or_path, named.trust_remote_code, where, AutoModelForCausalLM, dtype)
-    check_vocabulary(named, model, tokenizer, flag="--model")
+    model = load.load_trained(named.model_name_or_path, named.trust_remote_code, where, KINDS["ForCausalLM"][0], dtype)
+    load.check_vocabulary(named, model, tokenizer, flag="--model")
     return model.eval()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -104,20 +105,15 @@ def labels_and_scores(config: PreTrainedConfig, labels: Sequence[str], logits: n
         return {"label": pa.array(logits[:, 0], mask=absent)}
     if config.problem_type == MULTI_LABEL:
         scores = 1 / (1 + np.exp(-logits))
-        given = scores >= getattr(config, "threshold", 0.5)
-        chosen = [[name for name, is_given in zip(labels, row, strict=True) if is_given] for row in given]
-        of_rows = pa.array([None if is_absent else row for row, is_absent in zip(chosen, absent, strict=True)])
-        return {"label": of_rows.cast(pa.list_(pa.string())), **_scores(labels, scores, absent)}
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    names = np.array(labels, dtype=object)[logits.argmax(1)]
-    return {
-        "label": pa.array(names, pa.string(), mask=absent),
-        **_scores(labels, powers / powers.sum(1, keepdims=True), absent),
-    }
-
-
-def _scores(labels: Sequence[str], scores: np.ndarray, absent: np.ndarray) -> dict[str, pa.Array]:
-    return {f"{SCORE}{name}": pa.array(scores[:, index], mask=absent) for index, name in enumerate(labels)}
+        given = zip(scores >= getattr(config, "threshold", 0.5), absent, strict=True)
+        chosen = [None if is_absent else list(compress(labels, row)) for row, is_absent in given]
+        of_rows = pa.array(chosen, pa.list_(pa.string()))
+    else:
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+        scores = powers / powers.sum(1, keepdims=True)
+        of_rows = pa.array(np.array(labels, dtype=object)[logits.argmax(1)], pa.string(), mask=absent)
+    by_label = {f"{SCORE}{name}": pa.array(scores[:, at], mask=absent) for at, name in enumerate(labels)}
+    return {"label": of_rows, **by_label}
 
 
 def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
@@ -188,12 +184,7 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-_WRITERS: dict[str, Write] = {
-    ".csv": _delimited(","),
-    ".tsv": _delimited("\t"),
-    ".jsonl": _write_json_lines,
-    ".parquet": _write_parquet,
-}
+_WRITERS = {".csv": _delimited(","), ".tsv": _delimited("\t"), ".jsonl": _write_json_lines, ".parquet": _write_parquet}
 
 
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.
@@ -216,10 +207,10 @@ class TextFile:
             if kind_of_file(self.path) == LINES and checked_extension(self.path) and not holds_tweets(self.path):
                 with opened(self.path) as file:
                     lines = line_windows(cast(BufferedReader, file), self.path, "text_pair" in self.wanted.required)
-                    yield from equal_windows(lines, WINDOW_ROWS)
+                    yield from equal_windows(lines)
             else:
                 batches = read_batches(self.path, self.wanted, bad)
-                yield from map(_named, equal_windows(batches, WINDOW_ROWS))
+                yield from map(_named, equal_windows(batches))
 
 
 def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
@@ -233,8 +224,7 @@ def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     # A column that only the training had may be missing here.
     language = {"language": asked.language_column or reading.language_column or "language"}
     is_asked = asked.language_column is not None
-    required = columns | (language if is_asked else {})
-    wanted = Wanted(required, {} if is_asked else language, **layout_of(asked))
+    wanted = Wanted(columns | (language if is_asked else {}), {} if is_asked else language, **layout_of(asked))
     return TextFile(str(asked.input_file), wanted)
 
 
@@ -251,21 +241,16 @@ def _name_of(role: str) -> str:
     return f"input_{name}" if is_taken and role != name else name
 
 
-def equal_windows(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, `rows` at a time, however the reader cuts them."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
+def equal_windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, `WINDOW_ROWS` at a time, however the reader cuts them."""
+    rest = None
     for batch in batches:
-        while batch.num_rows:
-            taken = batch.slice(0, rows - count)
-            waiting.append(taken)
-            count += taken.num_rows
-            batch = batch.slice(taken.num_rows)
-            if count == rows:
-                yield pa.concat_batches(waiting)
-                waiting, count = [], 0
-    if waiting:
-        yield pa.concat_batches(waiting)
+        whole = batch if rest is None else pa.concat_batches([rest, batch])
+        starts = range(0, whole.num_rows - WINDOW_ROWS + 1, WINDOW_ROWS)
+        yield from (whole.slice(start, WINDOW_ROWS) for start in starts)
+        rest = whole.slice(len(starts) * WINDOW_ROWS)
+    if rest is not None and rest.num_rows:
+        yield rest
 
 
 def line_windows(stream: BufferedReader, name: str, are_pairs: bool = False) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -22,18 +23,9 @@ from indictune.data.text.pairs import read_pairs
 from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of, words_with_spaces
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished
+from indictune.models import load
 from indictune.models.adapters import config_file, continues_texts
 from indictune.models.config_shapes import KINDS
-from indictune.models.load import (
-    Model,
-    check_max_length,
-    check_vocabulary,
-    load_tokenizer,
-    load_trained,
-    positions_of,
-    stored_quantisation,
-    trained_config,
-)
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
@@ -84,7 +76,7 @@ def served_model(asked: ClassifierArguments, problems: Problems, may_tag: bool =
         return None
     reading = problems.attempt(reading_of, asked, config)
     labels = problems.attempt(class_names, config)
-    tokenizer = problems.attempt(load_tokenizer, args, flag="--model")
+    tokenizer = problems.attempt(load.load_tokenizer, args, flag="--model")
     if reading is None or labels is None or tokenizer is None:
         return None
     if reading.text_pair_column is not None:
@@ -100,9 +92,9 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
         raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
     trained = recorded_reading(config) | configuration_of(Path(asked.model))
     default = unresolved(TextArguments, trained)
-    usual = min(default.max_length, positions_of(config) or default.max_length)
+    usual = min(default.max_length, load.positions_of(config) or default.max_length)
     max_length = asked.max_length or trained.get("max_length") or usual  # `indictune merge` keeps no recipe
-    check_max_length(config, max_length)
+    load.check_max_length(config, max_length)
     return Reading(
         text_column=default.text_column,
         text_pair_column=default.text_pair_column,
@@ -115,17 +107,17 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     )
 
 
-def check_pairs(reading: Reading, are_pairs: bool, flag: str, way_out: str | None = None) -> None:
+def check_pairs(reading: Reading, are_pairs: bool, flag: str) -> None:
     """Refuse single texts for a model of pairs, and pairs for one of single texts; `flag` gives the second texts."""
     if are_pairs != (reading.text_pair_column is not None):
-        raise UserError("pair-not-expected" if are_pairs else "pair-incomplete", flag, way_out=way_out)
+        raise UserError("pair-not-expected" if are_pairs else "pair-incomplete", flag)
 
 
 def classifier_config(model: ModelArguments, may_tag: bool = False) -> PreTrainedConfig:
     """The configuration of a finished classifier; a `UserError` for no model, an unfinished run or another task."""
     folder = Path(model.model_name_or_path)
     check_finished(folder)
-    config = trained_config(model)
+    config = load.trained_config(model)
     architectures = config.architectures or []
     if not any(name.endswith((_HEAD, _OF_WORDS) if may_tag else _HEAD) for name in architectures):
         if continues_texts(architectures):
@@ -150,13 +142,11 @@ class Classifier:
         self.served = served
         self._windows_of: Windows | None = None
         self._device = _device()
-        on_cpu = self._device.type == "cpu"
-        self._max_tokens = max_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
+        self._max_tokens = max_tokens or (TOKENS_ON_CPU if self._device.type == "cpu" else TOKENS_ON_ACCELERATOR)
         args, config, tokenizer = served.args, served.config, served.tokenizer
-        is_quantised = bool(stored_quantisation(config))
         kind, _ = KINDS[_OF_WORDS if served.tags_words else _HEAD]
-        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
-        check_vocabulary(args, model, tokenizer, flag="--model")
+        model = load.load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
+        load.check_vocabulary(args, model, tokenizer, flag="--model")
         self._padded = served.tags_words or pads("auto", args, config)
         self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)
         if self._padded:
@@ -165,7 +155,7 @@ class Classifier:
             self._collate = PadToLongest(tokenizer.pad_token_id, side)
         else:
             classify_unpadded(model, trains=False)
-        if not is_quantised:  # else bitsandbytes has put it there
+        if not load.stored_quantisation(config):  # else bitsandbytes has put it there
             model.to(self._device)  # type: ignore[arg-type]
         self._model = model.eval()
         in_half = served.reading.bf16 or served.reading.fp16
@@ -238,11 +228,7 @@ class Classifier:
             given_rows = [row | {TYPES: each} for row, each in zip(given_rows, types, strict=True)]
         batch = self._collate(given_rows)
         del batch["labels"]
-        given = {
-            name: each.to(self._device, non_blocking=True) if isinstance(each, torch.Tensor) else each
-            for name, each in batch.items()
-        }
-        logits: torch.Tensor = self._model(**given).logits
+        logits: torch.Tensor = self._model(**send_to_device(batch, self._device, non_blocking=True)).logits
         counts = torch.tensor(list(map(len, rows)), device=logits.device)
         return logits.float() if len(logits) == len(rows) else mean_of_windows(logits, counts)
 
@@ -275,10 +261,10 @@ def _device() -> torch.device:
     return torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
 
 
-def load_served_classifier(asked: ClassifierArguments, may_tag: bool = False) -> Classifier:
+def load_served_classifier(asked: ClassifierArguments) -> Classifier:
     """The classifier that the flags name; a `UserError` with every problem of the model. See `served_model`."""
     problems = Problems()
-    served = served_model(asked, problems, may_tag)
+    served = served_model(asked, problems)
     problems.raise_any()
     assert served is not None
     return Classifier(served, asked.max_tokens_per_device)

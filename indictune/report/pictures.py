@@ -152,8 +152,7 @@ def draw_languages(runs: Sequence[ReportedRun]) -> Picture | None:
         axes.set_xlim(right=1)
     if len(axes.get_legend_handles_labels()[1]) > 1:
         figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-    title = f"{titled(score)} by language, with 95% intervals"
-    return _picture(figure, "languages", title, " ".join(words))
+    return _picture(figure, "languages", f"{titled(score)} by language, with 95% intervals", " ".join(words))
 
 
 def _bars(axes: Axes, at: np.ndarray, groups: Sequence[Group | None], score: str, thick: float, colour: str,
@@ -227,9 +226,9 @@ def _matrix(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
         for row, column in np.ndindex(*counts.shape):
             colour = PAPER if shares[row, column] > 0.5 else INK
             axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", color=colour, fontsize=9)
-    named = len(labels) <= _MOST_NAMED
-    axes.set_xticks(range(len(labels)) if named else [], labels if named else [], rotation=45, ha="right", fontsize=8)
-    axes.set_yticks(range(len(labels)) if named else [], labels if named else [], fontsize=8)
+    names = labels if len(labels) <= _MOST_NAMED else []
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.grid(visible=False)
     axes.spines[:].set_color(GRID)
 

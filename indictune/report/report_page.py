@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import MISTAKES, SPLITS
 from indictune.files import HEALTH, SAMPLES, write_whole
 from indictune.hub.card_facts import with_interval
-from indictune.hub.public_text import harmless, without_folders
+from indictune.hub.public_text import harmless, templates_in, without_folders
 from indictune.report import pictures, reported_run
 from indictune.report.pictures import Picture, drawing
 from indictune.report.reported_run import DIGITS, ReportedRun, Table, read_run, titled
@@ -109,14 +108,11 @@ class Mistake:
 def mistakes_of(run: ReportedRun) -> list[Mistake]:
     """The worst rows of the split that the report is about, of all languages in turn."""
     rows = run.mistakes.get(run.split) or []
-    by_language: dict[str, int] = {}
-    ranked = []
-    for at, row in enumerate(rows):
-        rank = by_language[row["language"]] = by_language.get(row["language"], 0) + 1
-        ranked.append((rank, at, row))
-    chosen = sorted(sorted(ranked, key=lambda each: each[:2])[:_MOST_MISTAKES], key=lambda each: each[1])
+    languages = [row["language"] for row in rows]
+    ranks = [languages[:at].count(language) for at, language in enumerate(languages)]
+    chosen = sorted(sorted(range(len(rows)), key=ranks.__getitem__)[:_MOST_MISTAKES])
     kind = "" if run.breakdown is None else run.breakdown.kind
-    return [_mistake(kind, row) for _, _, row in chosen]
+    return [_mistake(kind, rows[at]) for at in chosen]
 
 
 def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
@@ -199,8 +195,7 @@ def report_page(run: ReportedRun, texts: bool) -> tuple[str, list[Picture]]:
     with drawing():
         curves, languages = list(pictures.draw_curves([run])), pictures.draw_languages([run])
         matrix = None if breakdown is None else pictures.draw_confusion(breakdown)
-        sure = None if breakdown is None or breakdown.calibration is None else breakdown.calibration
-        reliability = None if sure is None else pictures.draw_reliability(sure)
+        reliability = pictures.draw_reliability(breakdown.calibration) if breakdown and breakdown.calibration else None
     found, noted = list(findings_of(run, texts)), (run.facts.metrics.get("data") or {}).get("notes") or []
     chosen, others = reported_run.setting_tables(run.facts)
     html = rendered(
@@ -212,20 +207,17 @@ def report_page(run: ReportedRun, texts: bool) -> tuple[str, list[Picture]]:
         languages=languages,
         scores=reported_run.score_tables(run),
         matrices=[] if breakdown is None else reported_run.matrices(breakdown),
-        all_languages=0 if breakdown is None else len(breakdown.by["language"]),
         reliability=reliability,
         about_mistakes=_SURE if breakdown is None else _ABOUT.get(breakdown.kind, _SURE),
-        mistakes=mistakes_of(run) if texts else [],
-        hidden_mistakes=0 if texts else len(mistakes_of(run)),
+        mistakes=mistakes_of(run),
+        texts=texts,
         answers=run.answers[:_MOST_ANSWERS] if texts else [],
         data=Table("Training rows", ["", "rows"], rows) if (rows := run.facts.training_rows) else None,
         notes=[note for note in noted if note not in {each.reason for each, _ in found}],
         health=reported_run.health_tables(run),
         findings=found,
-        baseline=run.facts.baseline,
         chosen=chosen,
         others=others,
-        command=run.facts.command if run.facts.chosen else "",
         environment=reported_run.environment_table(run.facts),
     )
     return html, [each for each in (*curves, languages, matrix, reliability) if each is not None]
@@ -250,12 +242,9 @@ def comparison_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Picture]]:
 
 def rendered(template: str, **content: Any) -> str:
     """A page by a template. All that is not our own markup is escaped, and loses tokens and control characters."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else harmless(value),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+
+    def finalize(value: object) -> str:
+        return value if isinstance(value, Markup) else harmless(value)
+
+    environment = templates_in(Path(__file__).parent, autoescape=True, finalize=finalize)
     return environment.get_template(template).render(**content)

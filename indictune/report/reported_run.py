@@ -15,17 +15,8 @@ from indictune.console_text import shown_language
 from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION, MISTAKES, RATIOS, SPLITS, Breakdown, Group
 from indictune.files import HEALTH, SAMPLES, json_or_nothing
-from indictune.hub.card_facts import (
-    GROUPS,
-    NOT_OF_THE_TRAINING,
-    CardFacts,
-    block_rows,
-    card_facts_of,
-    group_cells,
-    label_rows,
-    public_value,
-    with_interval,
-)
+from indictune.hub import card_facts
+from indictune.hub.card_facts import GROUPS, NOT_OF_THE_TRAINING, CardFacts
 
 _TRAIN_LOG = "train_log.jsonl"
 _MOST_POINTS = 400  # of a curve
@@ -75,7 +66,7 @@ class ReportedRun:
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     """Read a run's folder, or that of an evaluation; a `UserError` if it holds none."""
     try:
-        facts = card_facts_of(folder, None, folder)
+        facts = card_facts.card_facts_of(folder, None, folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError("unreadable", "indictune report", f"{folder}: its {EVALUATION}", reason=reason) from error
@@ -161,13 +152,13 @@ def score_tables(run: ReportedRun) -> list[Table]:
         block = run.facts.metrics.get(run.split)
         if not block:
             return []
-        names, rows = block_rows(block, DIGITS)
+        names, rows = card_facts.block_rows(block, DIGITS)
         return [Table(f"Scores of the {SPLITS[run.split]} rows", ["", "rows", *map(spaced, names)], rows)]
     found = _group_tables(run.breakdown, "Scores")
     for split, each in run.facts.breakdowns.items():
         if each.written is not None:
             found += _group_tables(each.written, f"Answers that the model wrote, {SPLITS[split]} rows")
-    if rows := label_rows(run.breakdown.overall, DIGITS):
+    if rows := card_facts.label_rows(run.breakdown.overall, DIGITS):
         found.append(Table("Scores by label", ["", "rows", *RATIOS], rows))
     return found
 
@@ -180,9 +171,8 @@ def _group_tables(breakdown: Breakdown, title: str) -> list[Table]:
         if len(groups) > 1 or what == "language":
             caption = f"{title} by {what}{', in tokens' if what == 'length' else ''}"
             named = {"all": breakdown.overall, **{shown_language(name): each for name, each in groups.items()}}
-            found.append(
-                Table(caption, header, [[name, *group_cells(each, names, DIGITS)] for name, each in named.items()])
-            )
+            rows = [[name, *card_facts.group_cells(each, names, DIGITS)] for name, each in named.items()]
+            found.append(Table(caption, header, rows))
     return found
 
 
@@ -228,8 +218,8 @@ def public_settings(facts: CardFacts) -> dict[str, str]:
 
 
 def _value(name: str, value: Any) -> str:
-    texts = [public_value(name, each) for each in value] if isinstance(value, list) else [public_value(name, value)]
-    text = ", ".join(texts)
+    values = value if isinstance(value, list) else [value]
+    text = ", ".join(card_facts.public_value(name, each) for each in values)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
@@ -274,11 +264,11 @@ def compared_scores(runs: Sequence[ReportedRun]) -> list[Table]:
     for name in dict.fromkeys(name for _, each in known for name in each.overall.scores):
         here = [(run, each) for run, each in known if name in each.overall.scores]
         languages = dict.fromkeys(language for _, each in here for language in each.by["language"])
-        body = [["all", *(with_interval(each.overall.scores[name], DIGITS) for _, each in here)]]
+        body = [["all", *(card_facts.with_interval(each.overall.scores[name], DIGITS) for _, each in here)]]
         for language in sorted(languages):
             groups = [each.by["language"].get(language) for _, each in here]
             scores = (group.scores.get(name) if group else None for group in groups)
-            cells = ("" if score is None else with_interval(score, DIGITS) for score in scores)
+            cells = ("" if score is None else card_facts.with_interval(score, DIGITS) for score in scores)
             body.append([shown_language(language), *cells])
         found.append(Table(titled(name), ["", *(run.name for run, _ in here)], body))
     return found

@@ -63,8 +63,7 @@ class Batches:
         own = self._queues.get(client, deque())
         if (waiting := self.waiting) + len(own) + len(texts) > self._max_waiting:
             raise RefusedError(503, problem("server-busy", value=waiting, what="texts wait"), {"Retry-After": "1"})
-        loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[_Record]] = [loop.create_future() for _ in texts]
+        futures: list[asyncio.Future[_Record]] = [asyncio.Future() for _ in texts]
         own.extend(zip(texts, futures, strict=True))
         self._queues[client] = own
         self._some_wait.set()

@@ -54,9 +54,8 @@ class _Connection(H11Protocol):
             return
         with suppress(OSError):  # what is not read when the connection is closed would reset it: no answer arrives
             os.read(transport.get_extra_info("socket").fileno(), 1 << 16)
-        self._end(
-            RefusedError(503, problem("server-busy", value=self.max_connections, what="connections are open"), _RETRY)
-        )
+        busy = problem("server-busy", value=self.max_connections, what="connections are open")
+        self._end(RefusedError(503, busy, _RETRY))
 
     def _close_idle(self) -> bool:
         """Make room by closing a connection that waits for its next request; False if there is none."""

@@ -62,9 +62,8 @@ def divide(rows: StoredRows, folds: int, seed: int) -> np.ndarray:
         for fold, (_, test) in enumerate(splitter.split(labels, labels, groups)):
             fold_of_row[test] = fold
         lacking = [name for name in texts_of if len(np.unique(fold_of_row[labels == name])) < folds]
-    Problems(
-        problem("fold-lacks-label", _FLAG, folds, label=each, texts=texts_of[each]) for each in lacking
-    ).raise_any()
+    found = [problem("fold-lacks-label", _FLAG, folds, label=each, texts=texts_of[each]) for each in lacking]
+    Problems(found).raise_any()
     return fold_of_row
 
 
