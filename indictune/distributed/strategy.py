@@ -115,12 +115,7 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
 
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
-    yield from _values_of_accelerate(plan.environ)
-    if plan.launch.deepspeed is not None:
-        yield from zero.values_in(plan.launch.deepspeed)
-
-
-def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
+    environ = plan.environ
     precision = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if precision in _PRECISIONS:
         yield FileValue("mixed_precision", precision, _PRECISIONS[precision])
@@ -132,6 +127,8 @@ def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
         modes = {} if mode == "default" else {"torch_compile_mode": mode}
         fields: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": backend}
         yield FileValue("dynamo_backend", backend, fields | modes)
+    if plan.launch.deepspeed is not None:
+        yield from zero.values_in(plan.launch.deepspeed)
 
 
 def _shown(value: Any) -> str:
