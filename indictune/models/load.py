@@ -200,8 +200,7 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
         )
         note_commit(config, revision)
         _check_values(config)
-        if _has_class_elsewhere(config):
-            config = with_own_code(config, args, path, flag)
+        config = with_own_code(config, args, path, flag)
     check_weights_setting(config, flag)
     return config
 
@@ -215,10 +214,6 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")
-
-
-def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
-    return config.model_type == "gemma3_text" or means_own_code(config)
 
 
 def load_config(
@@ -359,7 +354,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     with explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), flag) if _has_class_elsewhere(config) else config
+        return with_own_code(config, args, str(folder), flag)
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:
