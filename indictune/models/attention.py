@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -26,9 +25,6 @@ MOST_LENGTH_RATIO = 1.5
 # With dropout, the kernel's backward pass of wider heads needs the shared memory of an A100 or H100. On other GPUs it
 # computes no gradients, and torch does not refuse (FlashAttention 2, `run_mha_bwd_hdim256`).
 WIDEST_WITH_DROPOUT = 192
-
-# Grouped-query attention, which the kernel supports from torch 2.12 on.
-_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
 
@@ -95,9 +91,7 @@ def _varlen_attention(
 ) -> torch.Tensor:
     """Attention by torch's kernel for sequences of many lengths."""
     query, key, value = _as_documents(states)
-    options: dict[str, Any] = {"scale": scaling, "window_size": window}
-    if query.shape[1] > key.shape[1]:
-        options["enable_gqa"] = True
+    options: dict[str, Any] = {"scale": scaling, "window_size": window, "enable_gqa": query.shape[1] > key.shape[1]}
     output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
     return output[None]  # type: ignore[no-any-return]
 
@@ -120,11 +114,8 @@ def _flash_attention(
 
 
 def _as_documents(states: States) -> States:
-    """[tokens, heads, width], as the kernel expects, with key and value heads repeated if it has no groups."""
+    """[tokens, heads, width], as the kernel expects."""
     query, key, value = (each[0].transpose(0, 1) for each in states)
-    heads_of_group = query.shape[1] // key.shape[1]
-    if heads_of_group > 1 and not _TAKES_GROUPS:
-        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
     return query, key, value
 
 
