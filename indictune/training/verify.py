@@ -99,13 +99,8 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
     model = trainer.model_wrapped
     model.eval()
     inputs = trainer.on_device(probe)
-
-    def computed() -> torch.Tensor:
-        logits: torch.Tensor = model(**inputs).logits
-        return logits.float().cpu()
-
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        return trainer.parallelism.compute(inputs, computed)
+        return trainer.parallelism.compute(inputs, lambda: model(**inputs).logits.float().cpu())
 
 
 def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:
