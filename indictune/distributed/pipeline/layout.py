@@ -80,19 +80,11 @@ class Layout:
     exits: tuple[str, ...]  # what reads the states of the last layer, in the order in which it does
 
 
-_BERT = Layout("embeddings", "encoder.layer", ("pooler",))
-_LLAMA = Layout("embed_tokens", "layers", ("norm",))
-
 # tests/distributed/test_pipeline_stages.py compares each with the whole model.
 LAYOUTS = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), Layout("embeddings", "encoder.layer", ("pooler",))),
     "modernbert": Layout("embeddings", "layers", ("final_norm",)),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Layout("embed_tokens", "layers", ("norm",))),
 }
 
 
