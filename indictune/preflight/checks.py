@@ -16,12 +16,13 @@ from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import elastic
 from indictune.distributed.devices import missing_gpu, slow_bf16, where_it_runs
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, stored_quantisation
-from indictune.models.task_models import dropout_of
+from indictune.models.task_models import check_learned_vocabulary, dropout_of
 from indictune.models.trusted_files import are_pickled
 from indictune.preflight import values
 from indictune.tasks.protocol import Data, Rows, Task, Training
@@ -156,8 +157,6 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
     """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
     axes, checks = plan.launch.axes, list[Check]()
     if axes.pipeline > 1:
-        from indictune.distributed.pipeline.layout import check_pipeline
-
         checks.append(check_pipeline)
     if axes.context > 1:
         from indictune.distributed.context import check_context
@@ -177,10 +176,7 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the model's weights, and its configuration, which the plan has, against method, strategy and lengths."""
     config, found = plan.known_config, problems_of(are_pickled, plan.model)
-    if plan.model.vocabulary_from_train is not None:
-        from indictune.models.task_models import check_learned_vocabulary
-
-        found += check_learned_vocabulary(plan.model)
+    found += check_learned_vocabulary(plan.model)
     found += problems_of(check_max_length, config, plan.data.max_length)
     if plan.launch.is_known:
         found += [*check_weights(plan, stored_quantisation(config)), *check_snapshots(plan)]
