@@ -189,11 +189,10 @@ Shards = dict[str, dict[str, Any]]
 
 def rank_shards(model: nn.Module, optimizer: Optimizer) -> Shards:
     """This rank's shards of weights and optimizer states, by folder name. All ranks must call it."""
-    weights = (
-        get_peft_model_state_dict(model, adapter_name=model.active_adapter)
-        if isinstance(model, PeftModel)
-        else get_model_state_dict(model)
-    )
+    if isinstance(model, PeftModel):
+        weights = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
+    else:
+        weights = get_model_state_dict(model)
     states = get_optimizer_state_dict(model, optimizer)
     return {WEIGHT_SHARDS: {"model": weights}, STATE_SHARDS: {"optimizer": states}}
 

@@ -13,7 +13,7 @@ import transformers
 import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from indictune.checkpoint import model_state, resume, store
@@ -21,27 +21,19 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import configuration_of
 from indictune.errors import UserError
 from indictune.files import RECIPE
+from indictune.models import atomic_folder
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.adapters import CONFIG, RECORD, config_file
-from indictune.models.atomic_folder import (
-    TOKENIZER_FILES,
-    check_output_folder,
-    copy_model_files,
-    match_config_mode,
-    whole_folder,
-)
 from indictune.models.load import read_tokenizer, read_weights, trained_config
-from indictune.models.own_code import with_own_code
 from indictune.models.serving_model import serve_as_trained
-from indictune.models.trusted_files import ADAPTER, INDEX, explained, weights_files
+from indictune.models.trusted_files import ADAPTER, ADAPTER_CONFIG, INDEX, weights_files
 from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"
 COMMAND = "indictune checkpoint"
 GENERATION = "generation_config.json"
-ADAPTER_CONFIG = "adapter_config.json"
 # Which model the weights belong to, and the recipe by which `indictune evaluate` reads rows as training did.
-DESCRIPTION = ("config.json", CONFIG, RECORD, ADAPTER_CONFIG, GENERATION, *TOKENIZER_FILES, RECIPE)
+DESCRIPTION = ("config.json", CONFIG, RECORD, ADAPTER_CONFIG, GENERATION, *atomic_folder.TOKENIZER_FILES, RECIPE)
 
 
 def convert(
@@ -54,7 +46,7 @@ def convert(
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]  # a head that the base lacks is the checkpoint's
-    check_output_folder(folder, FLAG)
+    atomic_folder.check_output_folder(folder, FLAG)
     if store.step_of(folder) >= 0 and (folder.parent / RECIPE).is_file():
         raise UserError("model-named-like-checkpoint", FLAG, folder)
     if damage:
@@ -74,16 +66,16 @@ def convert(
         model = None if is_adapter else _model(checkpoint, weights, about)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
-    with whole_folder(folder, FLAG, size_bytes) as written:
+    with atomic_folder.whole_folder(folder, FLAG, size_bytes) as written:
         written.mkdir()
         _describe(checkpoint, written)
-        copy_model_files(checkpoint, names, written)
+        atomic_folder.copy_model_files(checkpoint, names, written)
         if model is not None:
             model.save_pretrained(written)
         elif weights:
             save_file(weights, written / ADAPTER, metadata={"format": "pt"})
         _finish_tokenizer(checkpoint, written)
-        match_config_mode(written)
+        atomic_folder.match_config_mode(written)
     return f"{folder}: the {'adapter' if is_adapter else 'model'} of {checkpoint}."
 
 
@@ -110,18 +102,16 @@ def check_run_folder(checkpoint: Path, trust_checkpoint: bool) -> None:
 
 
 def _describe(checkpoint: Path, folder: Path) -> None:
-    copy_model_files(checkpoint, DESCRIPTION, folder)
+    atomic_folder.copy_model_files(checkpoint, DESCRIPTION, folder)
     if "auto_map" in json.loads(config_file(checkpoint).read_text(encoding="utf-8")):
-        copy_model_files(checkpoint, ["*.py"], folder)
+        atomic_folder.copy_model_files(checkpoint, ["*.py"], folder)
         for script in folder.glob("zero_to_*.py"):  # DeepSpeed's, not the model's
             script.unlink()
 
 
 def _model(checkpoint: Path, weights: dict[str, Tensor], about: ModelArguments) -> PreTrainedModel:
     """The model with all of `weights`, and with the embedding rows that were not trained."""
-    with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=about.trust_remote_code)
-        config = with_own_code(config, about, str(checkpoint), COMMAND)
+    config = trained_config(about, COMMAND)
     kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=about.trust_remote_code)

@@ -153,10 +153,10 @@ def choose_resume_point(output_dir: Path, asked: str, reader: DamageReader) -> R
     if named is not None and checkpoint != named:
         raise UserError("resume-not-newest", flag, named, output_dir=output_dir)
     warnings = [f"Passed over {path.name}: {'; '.join(problems[:3])}." for path, problems in damaged.items()]
-    best = None
-    if checkpoint is not None:
-        best, forgotten = _whole_best(checkpoint, reader)
-        warnings += forgotten
+    best = None if checkpoint is None else reader.best(checkpoint)
+    if best is not None and best != checkpoint and (problems := reader.damage(best)):
+        warnings.append(f"The best checkpoint so far, {best.name}, is forgotten: {'; '.join(problems[:3])}.")
+        best = None
     return ResumePoint(checkpoint, best, list(damaged), warnings)
 
 
@@ -169,17 +169,6 @@ def newest_whole(candidates: Sequence[Path], reader: DamageReader) -> tuple[Path
             return each, damaged
         damaged[each] = problems
     return None, damaged
-
-
-def _whole_best(checkpoint: Path, reader: DamageReader) -> tuple[Path | None, list[str]]:
-    """The best checkpoint recorded in `checkpoint`, or None and a warning if it is damaged."""
-    best = reader.best(checkpoint)
-    if best is None or best == checkpoint:
-        return best, []
-    problems = reader.damage(best)
-    if not problems:
-        return best, []
-    return None, [f"The best checkpoint so far, {best.name}, is forgotten: {'; '.join(problems[:3])}."]
 
 
 def best_of(checkpoint: Path) -> Path | None:

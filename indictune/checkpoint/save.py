@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -107,6 +107,7 @@ class ManifestFacts:
     axes: str = ""
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Saves the checkpoints of one run. All ranks must call its methods.
 
@@ -118,20 +119,17 @@ class Checkpoints:
         unfinished: the checkpoint that is being written.
     """
 
-    def __init__(
-        self,
-        args: IndicTrainingArguments,
-        state: TrainState,
-        facts: ManifestFacts,
-        request: StopRequest,
-        disks_group: ProcessGroup | None,
-        snapshots: Snapshots | None,
-    ) -> None:
-        self.args, self.state, self.facts, self.request = args, state, facts, request
-        self.disks_group, self.snapshots = disks_group, snapshots
-        self.output_dir = Path(str(args.output_dir))
-        self.snapshot_seconds: list[float] = []
-        self.unfinished: Unfinished | None = None
+    args: IndicTrainingArguments
+    state: TrainState
+    facts: ManifestFacts
+    request: StopRequest
+    disks_group: ProcessGroup | None
+    snapshots: Snapshots | None
+    snapshot_seconds: list[float] = field(default_factory=list)
+    unfinished: Unfinished | None = None
+
+    def __post_init__(self) -> None:
+        self.output_dir = Path(str(self.args.output_dir))
 
     @cached_property
     def writers(self) -> ProcessGroup | None:

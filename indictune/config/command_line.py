@@ -170,18 +170,23 @@ class RecipeLoader(_UniqueKeys, yaml.SafeLoader):
         return f"{_TAG}str" if kind is yaml.ScalarNode and tag not in known else tag
 
 
-def load_recipe(path: Path) -> Mapping[str, Any]:
-    """The content of a recipe file; a `UserError` if it cannot be read, or is no mapping."""
+def load_recipe(
+    path: Path, flag: str = "--config", loader: Any = RecipeLoader, hint: str | None = None
+) -> Mapping[str, Any]:
+    """The content of a recipe, or of the file of another flag; a `UserError` if it cannot be read, or is no mapping.
+
+    The hint says what a mapping is; None for that of a recipe.
+    """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), loader)
     except FileNotFoundError:
-        raise UserError("no-such-file", "--config", path) from None
+        raise UserError("no-such-file", flag, path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("unreadable", "--config", path, reason=error) from error
+        raise UserError("unreadable", flag, path, reason=error) from error
     except NOT_YAML as error:
-        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
+        raise UserError("not-yaml", flag, path, reason=without_its_text(error)) from None
     if not isinstance(content, Mapping):
-        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
+        raise UserError("recipe-not-a-mapping", flag, path, hint, found=type(content).__name__)
     return content
 
 

@@ -146,6 +146,12 @@ class RunPlan(Generic[Data, Training]):
         return vars(self.training) | vars(self.data) | vars(self.model)
 
     @property
+    def known_config(self) -> PreTrainedConfig:
+        """The configuration of the model, once a check has refused the plan without one."""
+        assert self.model_config is not None
+        return self.model_config
+
+    @property
     def model_values(self) -> dict[str, Any]:
         """The model's configuration as in `config.json`, and its `_commit_hash` on the Hub; empty if it is unknown."""
         config = self.model_config

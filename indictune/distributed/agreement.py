@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import socket
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from socket import gethostname
 from typing import Any, NamedTuple
 
 import torch
@@ -46,11 +46,6 @@ class RankDifference(NamedTuple):
     name: str
     value: str
     expected: str
-
-
-def host_name() -> str:
-    """The name of this machine, for messages."""
-    return socket.gethostname()
 
 
 def of_strategy(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
@@ -124,7 +119,7 @@ def check_copies(step: int, flag: str, model: nn.Module, optimizer: Optimizer | 
     everyone = collectives.gather_from_all({part: hash(tuple(own.values())) for part, own in held.items()})
     if all(len({each[part] for each in everyone if part in each}) == 1 for part in set().union(*everyone)):
         return
-    details = collectives.gather_from_all((host_name(), held))
+    details = collectives.gather_from_all((gethostname(), held))
     faults = faults_in([each for _, each in details])
     first = faults[0]
     names: dict[str, Any] = {"step": step, "rank": first.rank, "host": details[first.rank][0], "other": first.other}
@@ -245,7 +240,7 @@ def agree(
         What differs from rank 0, on which rank and host; or why another rank cannot run. The same on all ranks.
     """
     if torch.distributed.is_initialized():
-        everyone = collectives.gather_from_all((host_name(), short_values(values())))
+        everyone = collectives.gather_from_all((gethostname(), short_values(values())))
         host_of_0, expected = everyone[0]
         found = [differences_to_rank_0(rank, *each, expected) for rank, each in enumerate(everyone)]
         return rank_problems(list(itertools.chain(*found)), host_of_0)
@@ -273,7 +268,7 @@ def tell_other_nodes(environ: Mapping[str, str], message: str) -> None:
         return  # all other ranks would have to come
     with suppress(DistError):
         store = _store(environ, _STRAGGLERS_S)
-        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), host_name(), message]))
+        store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), gethostname(), message]))
         time.sleep(_FAREWELL_S)
 
 
@@ -292,11 +287,11 @@ def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
 def _meet(store: Store, moment: str, launch: Launch, own: Values, timeout_s: float) -> list[Problem]:
     deadline, mine, place = time.monotonic() + timeout_s, short_values(own), PrefixStore(moment, store)
     if launch.rank == 0:
-        place.set("expected", json.dumps([host_name(), mine]))
+        place.set("expected", json.dumps([gethostname(), mine]))
     if not _waits_for("expected", place, store, deadline):
         return _refusal(store)
     host_of_0, expected = json.loads(place.get("expected"))
-    found = differences_to_rank_0(launch.rank, host_name(), mine, expected)
+    found = differences_to_rank_0(launch.rank, gethostname(), mine, expected)
     for each in found:
         place.set(f"difference-{place.add('differences', 1)}", json.dumps(each))
     if found:

@@ -16,10 +16,7 @@ _MAX_LISTED = 5
 
 
 def split_batch(
-    plan: AnyPlan,
-    lengths: Tensor | None = None,
-    row_location: Callable[[int], str] = str,
-    padded: bool = True,
+    plan: AnyPlan, lengths: Tensor | None = None, row_location: Callable[[int], str] = str, padded: bool = True
 ) -> dict[str, int]:
     """The training arguments that split each global batch, as far as they follow from the plan and its rows.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from indictune.credentials import NOT_YAML, without_its_text
+from indictune.config.command_line import load_recipe
 from indictune.errors import Problems, UserError, problem
 from indictune.versions import FOLDER, as_seen_from_here, strategies
 
@@ -45,22 +45,13 @@ def find_strategy(named: str) -> Path:
     return known[path.stem]
 
 
-def content_of(file: Path) -> dict[str, Any]:
+def content_of(file: Path) -> Mapping[str, Any]:
     """The content of a strategy file.
 
     Raises:
         UserError: it cannot be read, or is no YAML mapping.
     """
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("unreadable", "--strategy", file, reason=error) from error
-    except NOT_YAML as error:
-        raise UserError("not-yaml", "--strategy", file, reason=without_its_text(error)) from None
-    if not isinstance(content, dict):
-        hint = "Write lines such as `distributed_type: MULTI_GPU`."
-        raise UserError("recipe-not-a-mapping", "--strategy", file, hint, found=type(content).__name__)
-    return content
+    return load_recipe(file, "--strategy", yaml.SafeLoader, "Write lines such as `distributed_type: MULTI_GPU`.")
 
 
 def _check(file: Path) -> None:

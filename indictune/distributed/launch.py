@@ -137,11 +137,8 @@ def is_true(environ: Mapping[str, str], name: str) -> bool:
 
 
 _ENGINES = {
-    "3d": "tp",
-    "ddp_tp": "tp",
-    "hsdp": "fsdp2",
-    "fsdp2_tp": "fsdp2",
-    "fsdp2_cp": "fsdp2",
+    **dict.fromkeys(("3d", "ddp_tp"), "tp"),
+    **dict.fromkeys(("hsdp", "fsdp2_tp", "fsdp2_cp"), "fsdp2"),
     "zero1_tp": "zero1",
     "zero2_tp": "zero2",
     "pipeline": "ddp",  # plain process groups, as accelerate sees it

@@ -13,6 +13,7 @@ from accelerate.state import DistributedType
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import Trainer
 
 from indictune.config.arguments import IndicTrainingArguments
@@ -72,8 +73,6 @@ class Parallelism:
                 # takes no part in the forward pass: "'FSDPParam' object has no attribute '_unsharded_param'". With
                 # --bf16 a LLaMA's adapter has such a group.
                 return
-            from torch.distributed.fsdp import MixedPrecisionPolicy  # slow
-
             plugin = accelerator.state.fsdp_plugin
             policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
             plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
-from indictune.distributed import strategy
+from indictune.distributed import strategy, zero
 from indictune.distributed.elastic import most_restarts
 from indictune.distributed.launch import engine_of
 from indictune.distributed.upstream import set_default_timeout, set_distributed_type
@@ -91,8 +91,6 @@ def start_process_group(launch: Launch, environ: MutableMapping[str, str], timeo
         set_default_timeout(timedelta(seconds=timeout_s))
     is_on_cpu = not torch.accelerator.is_available()
     if engine_of(launch.strategy).startswith("zero"):
-        from indictune.distributed import zero
-
         if is_on_cpu:
             os.environ["DS_ACCELERATOR"] = "cpu"  # now already: it says which operators there are
         zero.load_operators(launch)

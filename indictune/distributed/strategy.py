@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
+from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.distributed import zero
 from indictune.distributed.fsdp import is_fsdp_1, note_of_fsdp_1, use_fsdp_2
 from indictune.distributed.launch import engine_of, hand_over, splits_model, starts_one_of_several
 from indictune.distributed.upstream import bitsandbytes_optimizers
 from indictune.distributed.zero import FileValue
 from indictune.errors import Problem, problem
-
-Data = TypeVar("Data", bound=RowArguments)
-Training = TypeVar("Training", bound=IndicTrainingArguments)
+from indictune.tasks.protocol import Data, Training
 
 _PRECISIONS = {"bf16": {"bf16": True, "fp16": False}, "fp16": {"fp16": True, "bf16": False}}
 _WRAP = "TRANSFORMER_BASED_WRAP"
@@ -41,12 +38,7 @@ def take_values(plan: RunPlan[Data, Training]) -> RunPlan[Data, Training]:
         unsaid = {name: value for name, value in each.fields.items() if name not in said}
         taken |= {name: value for name, value in unsaid.items() if getattr(plan.training, name) != value}
     recipe = replace(plan.recipe, values=given | taken)
-    return replace(
-        plan,
-        recipe=recipe,
-        training=unresolved(type(plan.training), recipe.values | dict(plan.derived)),
-        launch=replace(plan.launch, from_file=taken),
-    )
+    return replace(plan, recipe=recipe, launch=replace(plan.launch, from_file=taken)).derive()
 
 
 def taken_values(plan: AnyPlan) -> str:
@@ -115,12 +107,7 @@ def hide_file_values(launch: Launch, environ: MutableMapping[str, str]) -> dict[
 
 
 def _values(plan: AnyPlan) -> Iterator[FileValue]:
-    yield from _values_of_accelerate(plan.environ)
-    if plan.launch.deepspeed is not None:
-        yield from zero.values_in(plan.launch.deepspeed)
-
-
-def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
+    environ = plan.environ
     precision = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if precision in _PRECISIONS:
         yield FileValue("mixed_precision", precision, _PRECISIONS[precision])
@@ -132,6 +119,8 @@ def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
         modes = {} if mode == "default" else {"torch_compile_mode": mode}
         fields: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": backend}
         yield FileValue("dynamo_backend", backend, fields | modes)
+    if plan.launch.deepspeed is not None:
+        yield from zero.values_in(plan.launch.deepspeed)
 
 
 def _shown(value: Any) -> str:

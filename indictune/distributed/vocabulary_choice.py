@@ -112,8 +112,7 @@ def with_learned_vocabulary(plan: AnyPlan, tokenizer: Tokenizer) -> AnyPlan:
     """The plan with a row of the embedding for each token, where `--vocabulary_from_train` has made the tokenizer."""
     if plan.model.vocabulary_from_train is None:
         return plan
-    config = copy.deepcopy(plan.model_config)
-    assert config is not None
+    config = copy.deepcopy(plan.known_config)
     config.vocab_size = len(tokenizer)
     return replace(plan, model_config=config)
 
@@ -122,7 +121,6 @@ def count_active_rows(plan: AnyPlan, datasets: Iterable[Dataset | None], tokeniz
     """How many rows of the embedding a run would train, without its weights; None for all."""
     if "active_vocabulary" not in plan.configuration or plan.model.method != "full":
         return None
-    assert plan.model_config is not None
-    own = meta_model(plan.model, plan.model_config, plan.head).own
+    own = meta_model(plan.model, plan.known_config, plan.head).own
     row_ids = rows_to_train(own, cast(SentimentTrainingArguments, plan.training), datasets, tokenizer)
     return None if row_ids is None else len(row_ids)

@@ -33,9 +33,9 @@ class Outcome:
         return "\n".join([first, *stack, *cure])
 
 
-def of_problem(check: str, problem: Problem, status: Status = "fail") -> Outcome:
+def of_problem(check: str, problem: Problem) -> Outcome:
     """A problem of the user's as a line."""
-    return Outcome(check, status, str(replace(problem, way_out="")), problem.cure)
+    return Outcome(check, "fail", str(replace(problem, way_out="")), problem.cure)
 
 
 def merged(by_rank: Sequence[Sequence[Outcome]], hosts: Sequence[str]) -> list[Outcome]:

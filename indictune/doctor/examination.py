@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from socket import gethostname
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def examine(subject: Subject, roll: RollCall, found: list[Outcome]) -> None:
     Raises:
         AbsentError: a rank is gone.
     """
-    hosts = roll.exchange("the start of all ranks", agreement.host_name(), longer=2)
+    hosts = roll.exchange("the start of all ranks", gethostname(), longer=2)
     ranks = roll.exchange("the checks of each machine", _of_this_rank(subject))
     own = [[Outcome(**{**each, "stack": ()}) for each in rank["lines"]] for rank in ranks]
     lines = merged(own, hosts)
@@ -177,7 +178,7 @@ def check_ranks(plan: AnyPlan, args: TrainingArguments) -> list[str]:
         machine.shared_memory_line(),
         run_files.disk_line(plan, timed=False),
     ]
-    everyone = collectives.gather_from_all((agreement.host_name(), own, right, rank_checks.clock_readings()))
+    everyone = collectives.gather_from_all((gethostname(), own, right, rank_checks.clock_readings()))
     hosts = [each[0] for each in everyone]
     by_name = {name: [each[2][name] for each in everyone] for name in right}
     if wrong := rank_checks.wrong_lines(by_name, hosts):

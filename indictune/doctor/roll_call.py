@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from socket import gethostname
 from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from indictune.distributed import agreement, elastic
+from indictune.distributed import elastic
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.doctor.check_lines import Outcome
 from indictune.stop_signals import OF_SCHEDULERS, Stopped
@@ -78,7 +79,7 @@ class RollCall:
     def __init__(self, environ: Mapping[str, str], timeout_s: float, report: Callable[[list[Outcome]], None]) -> None:
         self.rank, self.world_size, self.timeout_s = rank_of(environ), world_size_of(environ), timeout_s
         self._report = report
-        self._place = Place(0, "the start", os.getpid(), agreement.host_name())
+        self._place = Place(0, "the start", os.getpid(), gethostname())
         self._since = 0.0  # of the wait; 0 for none
         self._limit_s = timeout_s
         self._is_over = threading.Event()
@@ -267,7 +268,7 @@ def _connect(environ: Mapping[str, str], timeout_s: float, is_first: bool) -> St
 def why_silent(pid: int, host: str) -> tuple[str, str]:
     """What a process is that gives no stack, and the cure. Of another node nothing is known."""
     look = f"On {host}, type: ps -o stat= -p {pid}. T is stopped, D waits for a disk."
-    if host != agreement.host_name():
+    if host != gethostname():
         return "stopped, gone, or busy outside Python", look
     try:
         state = psutil.Process(pid).status()

@@ -122,7 +122,7 @@ def break_down(
     loss: float = math.nan,
     draws: int = RESAMPLES,
 ) -> Breakdown:
-    """Score all rows, one at least, and each group of them; the rest as of `Breakdown`.
+    """Score all rows, one at least, and each group of them; the rest as of `Breakdown`. A score may be the loss.
 
     `draws` are of the rows, for the intervals; 0 for scores without intervals, which take far less time.
     """
@@ -134,6 +134,7 @@ def break_down(
     labels_of = {language: group.per_label.values() for language, group in languages.items()}
     scored = [each for each in languages if any(label.support + label.predicted for label in labels_of[each])]
     worst = min(scored or languages, key=lambda language: sign * languages[language].scores[score].value)
+    loss = overall.scores["loss"].value if "loss" in overall.scores else loss
     return Breakdown(kind, score, lower_is_better, list(labels), overall, by, worst, loss, calibration)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from indictune.console_text import printable, table
 from indictune.errors import UserError
-from indictune.evaluation.breakdown import SPLITS
+from indictune.evaluation.breakdown import SPLITS, rows_by_value
 from indictune.evaluation.scorers import Confusion
 from indictune.evaluation.uncertainty import Estimate, estimate, resampled_counts
 from indictune.files import PREDICTIONS
@@ -60,11 +60,9 @@ class Comparison:
 def compare(references: np.ndarray, first: np.ndarray, second: np.ndarray, languages: Sequence[str]) -> Comparison:
     """Compare two classifiers: `references` and their predictions are class ids, int [rows]."""
     num_labels = int(max(each.max() for each in (references, first, second))) + 1
-    of_row = np.asarray(languages, dtype=object)
-    masks = {language: of_row == language for language in sorted(set(languages))}
     by_language = {
-        language: difference_of(references[mask], first[mask], second[mask], num_labels)
-        for language, mask in masks.items()
+        language: difference_of(references[rows], first[rows], second[rows], num_labels)
+        for language, rows in rows_by_value(languages).items()
     }
     overall = difference_of(references, first, second, num_labels)
     return Comparison(overall, by_language, mcnemar(first == references, second == references))

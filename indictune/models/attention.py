@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -26,9 +25,6 @@ MOST_LENGTH_RATIO = 1.5
 # With dropout, the kernel's backward pass of wider heads needs the shared memory of an A100 or H100. On other GPUs it
 # computes no gradients, and torch does not refuse (FlashAttention 2, `run_mha_bwd_hdim256`).
 WIDEST_WITH_DROPOUT = 192
-
-# Grouped-query attention, which the kernel supports from torch 2.12 on.
-_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
 
@@ -95,9 +91,7 @@ def _varlen_attention(
 ) -> torch.Tensor:
     """Attention by torch's kernel for sequences of many lengths."""
     query, key, value = _as_documents(states)
-    options: dict[str, Any] = {"scale": scaling, "window_size": window}
-    if query.shape[1] > key.shape[1]:
-        options["enable_gqa"] = True
+    options: dict[str, Any] = {"scale": scaling, "window_size": window, "enable_gqa": query.shape[1] > key.shape[1]}
     output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
     return output[None]  # type: ignore[no-any-return]
 
@@ -120,11 +114,8 @@ def _flash_attention(
 
 
 def _as_documents(states: States) -> States:
-    """[tokens, heads, width], as the kernel expects, with key and value heads repeated if it has no groups."""
+    """[tokens, heads, width], as the kernel expects."""
     query, key, value = (each[0].transpose(0, 1) for each in states)
-    heads_of_group = query.shape[1] // key.shape[1]
-    if heads_of_group > 1 and not _TAKES_GROUPS:
-        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
     return query, key, value
 
 
@@ -155,12 +146,11 @@ def _attention_by_length(
     dtype = states[0].dtype
     # torch's CPU kernel is slower in bf16 than in fp32 (2.13).
     computed = dtype if states[0].is_cuda else torch.float32
-    pad, unpad = cast(Any, _Padded).apply, cast(Any, _Unpadded).apply
-    by_length = _by_length(boundaries)
+    gather, by_length = cast(Any, _Gathered).apply, _by_length(boundaries)
     sizes = [real.numel() for real in by_length.real]
     # [tokens, heads, width] again, contiguous for each token. Gather all runs at once: the gradient of each gather is
     # as large as all tokens.
-    padded = (torch.split(pad(each[0].transpose(0, 1), by_length), sizes) for each in states)
+    padded = (torch.split(gather(each[0].transpose(0, 1), by_length, False), sizes) for each in states)
     outputs = []
     for real, is_full, *run_states in zip(by_length.real, by_length.is_full, *padded, strict=True):
         # Copy once, to the type and memory order of the computation.
@@ -171,7 +161,7 @@ def _attention_by_length(
         mask = _visible(real, is_full, bool(module.is_causal), sliding_window)
         output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
         outputs.append(output.flatten(0, 1).to(dtype))
-    return unpad(torch.cat(outputs), by_length)[None]  # type: ignore[no-any-return]
+    return gather(torch.cat(outputs), by_length, True)[None]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -193,34 +183,24 @@ class _ByLength:
     is_full: list[bool]
 
 
-class _Padded(torch.autograd.Function):
-    """Gather tokens, [tokens, ...], into slots, [slots, ...]. The backward pass gathers, too: a token has one slot.
+class _Gathered(torch.autograd.Function):
+    """Gather tokens, [tokens, ...], into slots, [slots, ...], or `back`. The backward pass gathers, too: a token has
+    one slot. The gradient of padding is zero.
 
     The backward pass of `index_select` adds row by row (torch 2.13), which takes ten times as long in bf16.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-        ctx.by_length = by_length
-        return states.index_select(0, by_length.slots)
+    def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength, back: bool) -> torch.Tensor:
+        ctx.by_length, ctx.back = by_length, back
+        return states.index_select(0, by_length.tokens if back else by_length.slots)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.index_select(0, ctx.by_length.tokens), None
-
-
-class _Unpadded(torch.autograd.Function):
-    """Gather slots, [slots, ...], into tokens, [tokens, ...]. The gradient of padding is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-        ctx.by_length = by_length
-        return states.index_select(0, by_length.tokens)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if not ctx.back:
+            return gradient.index_select(0, ctx.by_length.tokens), None, None
         of_slots = gradient.index_select(0, ctx.by_length.slots)
-        return of_slots.index_fill_(0, ctx.by_length.padding, 0), None
+        return of_slots.index_fill_(0, ctx.by_length.padding, 0), None, None
 
 
 @lru_cache(maxsize=1)

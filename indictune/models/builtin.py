@@ -316,7 +316,9 @@ def resolve(model_name_or_path: str) -> str:
         from indictune.models import fetched  # few runs need it
 
         if name == fetched.NAME:
-            return fetched.fetched_model()
+            if not fetched.is_fetched():
+                raise UserError("weights-not-fetched", "--model_name_or_path", name, command=fetched.COMMAND)
+            return str(fetched.fetched_folder())
         known = ", ".join([*(f"{PREFIX}{other}" for other in MODELS), fetched.NAME])
         raise UserError("no-such-name", "--model_name_or_path", model_name_or_path, kind="built-in model", known=known)
     texts = MODELS[name].texts()

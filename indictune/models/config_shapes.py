@@ -87,9 +87,8 @@ def meta_model(args: ModelArguments, config: PreTrainedConfig, head: str, active
         with explained(args, *BROKEN):
             own: PreTrainedModel = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)  # type: ignore[no-untyped-call]
         if active_rows is not None:
-            own.set_input_embeddings(
-                nn.Embedding(active_rows, cast(nn.Embedding, own.get_input_embeddings()).embedding_dim)
-            )
+            width = cast(nn.Embedding, own.get_input_embeddings()).embedding_dim
+            own.set_input_embeddings(nn.Embedding(active_rows, width))
         packed = _quantised(own) if args.method == "qlora" else frozenset[Tensor]()
         with no_init_weights():  # there are none to draw
             whole = own if args.method == "full" else add_lora(own, args, task)

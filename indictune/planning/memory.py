@@ -50,8 +50,7 @@ class RankMemory:
     """The memory of the processes of a run, for any micro-batch. The plan has a launch and a model configuration."""
 
     def __init__(self, plan: AnyPlan, weights: ModelWeights) -> None:
-        assert plan.model_config is not None
-        self.plan, self.config, self.types = plan, plan.model_config, types_of(plan)
+        self.plan, self.config, self.types = plan, plan.known_config, types_of(plan)
         self.weights, axes = weights, plan.launch.axes
         chunks = chunks_of(plan.training.pipeline_schedule) if axes.pipeline > 1 else 1
         self.stages = weights.of_stages(axes, chunks)

@@ -200,7 +200,6 @@ def activation_bytes(
     The tokens are those of a micro-batch of the rank. Each layer of its weights runs some times. A stage of a pipeline
     keeps several micro-batches at once.
     """
-    assert plan.model_config is not None
     units = len({each.unit for each in weights} - {""})
     casts = types.computed == HALF and types.trained == FP32 and engine_of(plan.launch.strategy) != "fsdp2"
     in_fp32 = casts and (plan.model.method == "full" or types.frozen == FP32)
@@ -210,7 +209,7 @@ def activation_bytes(
     at_work, cast = _layer_at_work(plan, types, casts, in_fp32, adapted, max(units, 1))
     layers, inputs = in_flight * units * repeats, 0.0
     if plan.training.gradient_checkpointing or plan.training.activation_checkpointing:
-        inputs, layers = layers * layer_widths(plan.model_config).hidden * (FP32 if in_fp32 else types.computed), 1.0
+        inputs, layers = layers * layer_widths(plan.known_config).hidden * (FP32 if in_fp32 else types.computed), 1.0
     return tokens * (inputs + layers * at_work + cast)
 
 
@@ -222,12 +221,11 @@ def _layer_at_work(
     A layer with adapters is frozen, and each adapter keeps its own input: peft (0.21) casts it to the fp32 of the
     adapter, but for 4-bit layers under autocast, and drops from that. Without both, products share what they keep.
     """
-    assert plan.model_config is not None
     length, has_matrix = plan.sequence_limit, plan.model.attn_implementation == "eager"
     drops = (plan.model.lora_dropout if plan.model.dropout is None else plan.model.dropout) > 0
     adapts_fp32 = casts and (in_fp32 or plan.model.method == "lora")
     is_frozen = plan.model.method != "full" and (drops or adapts_fp32)
-    widths, parts = layer_widths(plan.model_config), plan.launch.axes.tensor
+    widths, parts = layer_widths(plan.known_config), plan.launch.axes.tensor
     layer = layer_bytes(widths, types, in_fp32, length, has_matrix, parts, is_frozen)
     kept = types.computed + drops if is_frozen else 0
     adapters = sum(width * kept + plan.model.lora_r * types.computed for width in adapted) / units

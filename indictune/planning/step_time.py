@@ -192,8 +192,7 @@ def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, rec
     weights (Kaplan et al. 2020, section 2.1), and those of attention, 2 products of tokens x length x hidden each
     (Narayanan et al. 2021, appendix).
     """
-    assert plan.model_config is not None
-    widths, passes = layer_widths(plan.model_config), 3 if recomputes else 2
+    widths, passes = layer_widths(plan.known_config), 3 if recomputes else 2
     tokens = plan.training.global_batch_size * lengths.mean
     attention = 4 * widths.layers * widths.hidden * lengths.attended * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens

@@ -16,29 +16,20 @@ from indictune.checkpoint.resume import DamageReader, ResumePoint, check_trusted
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed import elastic
 from indictune.distributed.devices import missing_gpu, slow_bf16, where_it_runs
+from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy import check_strategy, check_weights
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, stored_quantisation
-from indictune.models.task_models import dropout_of
+from indictune.models.task_models import check_learned_vocabulary, dropout_of
 from indictune.models.trusted_files import are_pickled
-from indictune.preflight.values import (
-    check_evaluations,
-    check_fixed_values,
-    check_long_texts,
-    check_metric,
-    check_optimizer,
-    check_schedule,
-    check_values,
-)
+from indictune.preflight import values
 from indictune.tasks.protocol import Data, Rows, Task, Training
 
 logger = logging.getLogger(__name__)
 
 Check = Callable[[AnyPlan], list[Problem]]
-
-RESUME_FLAG = "--resume_from_checkpoint"
 
 
 def check_resume(plan: AnyPlan) -> list[Problem]:
@@ -46,7 +37,8 @@ def check_resume(plan: AnyPlan) -> list[Problem]:
     asked, max_restarts = plan.training.resume_from_checkpoint, elastic.most_restarts(plan.environ)
     found = problems_of(_check_checkpoint, plan)
     if max_restarts and asked not in (None, AUTO):  # without a name, the restarted command resumes by itself
-        found.insert(0, problem("restarts-from-named-checkpoint", RESUME_FLAG, asked, max_restarts=max_restarts))
+        given = "--resume_from_checkpoint", asked
+        found.insert(0, problem("restarts-from-named-checkpoint", *given, max_restarts=max_restarts))
     return found
 
 
@@ -83,8 +75,7 @@ def check_snapshots(plan: AnyPlan) -> list[Problem]:
     found = []
     if training.async_save:
         found.append(problem("no-effect", "--async_save", "true", other=f"{FLAG} {training.snapshot_steps}"))
-    assert plan.model_config is not None
-    size = checkpoint_of_node(plan, meta_model(plan.model, plan.model_config, plan.head))
+    size = checkpoint_of_node(plan, meta_model(plan.model, plan.known_config, plan.head))
     needed = 2 * size * (1 if launch.is_one_node else 2)
     free = _free_bytes(plan)
     if needed > free:
@@ -150,10 +141,10 @@ def check_loggers(plan: AnyPlan) -> list[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_fixed_values,
-    check_values,
-    check_schedule,
-    check_optimizer,
+    values.check_fixed_values,
+    values.check_values,
+    values.check_schedule,
+    values.check_optimizer,
     check_launcher_settings,
     check_number_type,
     check_hub,
@@ -166,8 +157,6 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
     """Check the machine of several processes, and each axis that they split. What a launch lacks is not imported."""
     axes, checks = plan.launch.axes, list[Check]()
     if axes.pipeline > 1:
-        from indictune.distributed.pipeline.layout import check_pipeline
-
         checks.append(check_pipeline)
     if axes.context > 1:
         from indictune.distributed.context import check_context
@@ -186,12 +175,8 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
 
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the model's weights, and its configuration, which the plan has, against method, strategy and lengths."""
-    config, found = plan.model_config, problems_of(are_pickled, plan.model)
-    assert config is not None
-    if plan.model.vocabulary_from_train is not None:
-        from indictune.models.task_models import check_learned_vocabulary
-
-        found += check_learned_vocabulary(plan.model)
+    config, found = plan.known_config, problems_of(are_pickled, plan.model)
+    found += check_learned_vocabulary(plan.model)
     found += problems_of(check_max_length, config, plan.data.max_length)
     if plan.launch.is_known:
         found += [*check_weights(plan, stored_quantisation(config)), *check_snapshots(plan)]
@@ -201,8 +186,8 @@ def check_model(plan: AnyPlan) -> list[Problem]:
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + ((check_processes, check_strategy, check_launch) if plan.launch.is_known else ())
-    found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
-    found += [*check_long_texts(plan.data, task), *check_do_predict(plan)]
+    found = [*(each for check in checks for each in check(plan)), *values.check_metric(plan, task)]
+    found += [*values.check_long_texts(plan.data, task), *check_do_predict(plan)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
@@ -215,8 +200,8 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
 
 def check_do_predict(plan: AnyPlan) -> list[Problem]:
     """Refuse `--do_predict` without test rows. With them, every run writes their predictions."""
-    asked, values = plan.training.do_predict, plan.configuration
-    lacks_rows = asked and not (values.get("test_file") or values.get("dataset_name"))
+    asked, given = plan.training.do_predict, plan.configuration
+    lacks_rows = asked and not (given.get("test_file") or given.get("dataset_name"))
     return [problem("needs-test-rows", "--do_predict", asked)] if lacks_rows else []
 
 
@@ -259,7 +244,7 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
     inputs = replace(task.open(plan, problems), checkpoint=None if problems else _at_a_glance(plan).checkpoint)
     if inputs.sources is not None and "train" in inputs.sources:
         is_split = bool(plan.configuration.get("validation_split"))  # of a task that has the flag
-        problems.extend(check_evaluations(plan, is_split or "validation" in inputs.sources))
+        problems.extend(values.check_evaluations(plan, is_split or "validation" in inputs.sources))
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
     assert rows is not None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_line import SCRIPTS
-from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
+from indictune.config.plan import Launch, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import devices
@@ -19,11 +19,9 @@ from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.breakdown import WORST
 from indictune.models.adapters import config_file
 from indictune.models.load import trained_config
-from indictune.tasks.protocol import Task
+from indictune.tasks.protocol import Data, Task, Training
 
 Arguments = TypeVar("Arguments")
-Data = TypeVar("Data", bound=RowArguments)
-Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 # transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
 DEFAULT_EVAL_STEPS = 10.0

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from indictune.checkpoint import save, store
+from indictune.checkpoint import compatibility, save, store
 from indictune.checkpoint.resume import Finished
 from indictune.checkpoint.save import SaveError
 from indictune.config.arguments import IndicTrainingArguments
@@ -25,7 +25,7 @@ from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed import elastic, launch
+from indictune.distributed import agreement, elastic, launch
 from indictune.distributed.agreement import DivergedError
 from indictune.errors import Problem, UserError
 from indictune.files import AUTO, NOTHING_TO_DO, checkpoint_around, is_finished
@@ -180,8 +180,6 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
         if end.state == "user_error" and not launch.is_one_node(os.environ):
-            from indictune.distributed import agreement
-
             agreement.tell_other_nodes(os.environ, end.message)
         end = _cause(run, end)
         _tell(run, end)
@@ -256,10 +254,8 @@ def _why_gone(run: SupervisedRun) -> list[str]:
 
 def _end_of_finished(run: SupervisedRun, message: str) -> End:
     """Report that the run is finished and what this command gives otherwise, and push it if an earlier push failed."""
-    from indictune.checkpoint.compatibility import changes_of_finished  # not for each start
-
     try:
-        changes = changes_of_finished(run.output_dir, run.recipe.values)
+        changes = compatibility.changes_of_finished(run.output_dir, run.recipe.values)
     except UserError as error:
         return End("user_error", error.message, problems=tuple(error.problems))
     if run.rank == 0:

@@ -20,18 +20,11 @@ from typing import Any, Literal, TextIO
 from filelock import Timeout
 from tqdm import tqdm
 
+from indictune import files
 from indictune.config.command_line import LAUNCHED_BY, STATUS_FILE
 from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, UserError, problems_of
-from indictune.files import (
-    METRICS,
-    check_outside_checkpoints,
-    json_or_nothing,
-    lock_file,
-    lock_if_possible,
-    write_json,
-)
 from indictune.stop_signals import EXIT_RESUMABLE, killed_processes
 
 logger = logging.getLogger(__name__)
@@ -43,7 +36,7 @@ RUN_LOCK = ".lock"
 PATIENCE_S = 120.0  # a file server may keep the lock of a dead machine: NFS 4 for 90 s
 EXIT_CODES: dict[State, int] = {"ok": 0, "failed": 1, "user_error": 2, "resumable": EXIT_RESUMABLE}
 # Each shows that a run trained here. Logs, a status and a recipe alone may be those of a mistyped command.
-_OF_A_RUN = (METRICS, "train_log.jsonl", "trainer_state.json")
+_OF_A_RUN = (files.METRICS, "train_log.jsonl", "trainer_state.json")
 # A run overwrites these too, and they may be the user's own.
 _OVERWRITTEN = ("README.md", "config.json", "model.safetensors", "adapter_model.safetensors")
 # What a run opens in its folder for writing. All other files are written elsewhere and moved into place.
@@ -65,22 +58,22 @@ def write_status(output_dir: Path | None, state: State, message: str, problems: 
         texts = [{"code": each.code, "flag": each.flag, "text": without_tokens(str(each))} for each in problems]
         content["problems"] = texts
     if asked := os.environ.get(STATUS_FILE):
-        write_json(Path(asked), content)
+        files.write_json(Path(asked), content)
     if output_dir is not None:
-        write_json(output_dir / STATUS, content)
+        files.write_json(output_dir / STATUS, content)
 
 
 def status_since(output_dir: Path, since: float) -> dict[str, str]:
     """`status.json`, if it was written after `since`, in seconds since 1970; else an empty dict."""
     status = output_dir / STATUS
     with suppress(OSError):
-        return json_or_nothing(status) if status.stat().st_mtime >= since else {}
+        return files.json_or_nothing(status) if status.stat().st_mtime >= since else {}
     return {}
 
 
 def check_folder(output_dir: Path) -> None:
     """Refuse a folder that is a file or in a checkpoint, or holds links where a run writes."""
-    check_outside_checkpoints(output_dir, "--output_dir")
+    files.check_outside_checkpoints(output_dir, "--output_dir")
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError("folder-expected", "--output_dir", output_dir)
     # By `glob` a plain name is not there where it is a link to nothing (Python 3.11).
@@ -123,12 +116,11 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 def lock_run_folder(output_dir: Path, launch: str) -> AbstractContextManager[object]:
     """Lock a run's folder for this process, and write into the lock whose it is, by its `elastic.launch_name`.
 
-
     A `UserError` names another process that has it.
     """
     path = output_dir / RUN_LOCK
     try:
-        held = lock_if_possible(path)
+        held = files.lock_if_possible(path)
     except Timeout:
         other, _ = _holder_and_launch(path)
         raise UserError("run-folder-in-use", "--output_dir", output_dir, other=other) from None
@@ -160,7 +152,7 @@ def of_another_launch(output_dir: Path, launch: str) -> str | None:
     path = output_dir / RUN_LOCK
     try:
         if _holder_and_launch(path)[1] != launch:
-            with lock_file(path):
+            with files.lock_file(path):
                 pass
     except Timeout:
         holder, its_launch = _holder_and_launch(path)
@@ -217,7 +209,7 @@ def run_in_folder(
     state = next((state for state, number in EXIT_CODES.items() if number == code), "failed")
     lines = (folder / CONSOLE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     message = f"exit code {code}: {lines[-1] if lines else 'it said nothing'}"
-    known = json_or_nothing(status)
+    known = files.json_or_nothing(status)
     return RunEnd(known.get("state", state), known.get("message", message))
 
 

@@ -86,12 +86,8 @@ class Ranks:
     @classmethod
     def of_launch(cls, logs: Path, environ: Mapping[str, str]) -> Ranks:
         """The ranks of a launch, by the environment variables of the launcher."""
-        rank, world_size, all_here = (
-            launch.rank_of(environ),
-            launch.world_size_of(environ),
-            launch.is_one_node(environ),
-        )
-        return cls(logs, rank, world_size, elastic.attempt(environ), all_here)
+        sizes, all_here = (launch.rank_of(environ), launch.world_size_of(environ)), launch.is_one_node(environ)
+        return cls(logs, *sizes, elastic.attempt(environ), all_here)
 
     def begin(self) -> None:
         """Write the first heartbeat. Before this call the folder may belong to another run."""

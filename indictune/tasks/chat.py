@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,26 +27,16 @@ from indictune.data.chat.conversations import (
     evaluated_file,
     load_conversations,
 )
-from indictune.data.chat.messages import Message
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.health.findings import warning_notes
-from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
-from indictune.data.packing import TextsOfRows
+from indictune.data.health.row_health import check_unknown
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down
 from indictune.evaluation.scorers import answers
+from indictune.models import task_models
 from indictune.models.adapters import continues_texts
 from indictune.models.load import Model, load_tokenizer, positions_of
-from indictune.models.task_models import (
-    PACKED_ATTENTION,
-    PACKED_MODELS,
-    check_causal,
-    check_packing,
-    load_causal,
-    load_causal_config,
-)
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.protocol import (
     Batch,
@@ -55,22 +44,23 @@ from indictune.tasks.protocol import (
     EvaluationPlan,
     Inputs,
     Objective,
-    Origins,
     Results,
     Samples,
     Scripts,
     Task,
     TestTokens,
     Tokens,
+    joined_messages,
     row_facts,
 )
-from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows
+from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows, origins_of, tokens_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Plan = RunPlan[ChatDataArguments, Args]
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
+_TEXTS = "messages", joined_messages  # as of `origins_of`
 
 
 @dataclass(frozen=True)
@@ -93,13 +83,12 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
     lower_is_better = ("loss", "perplexity")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        return load_causal_config(args)
+        return task_models.load_causal_config(args)
 
     def check(self, plan: Plan) -> list[Problem]:
-        assert plan.model_config is not None
-        found = problems_of(check_causal, plan.model, plan.model_config)
+        found = problems_of(task_models.check_causal, plan.model, plan.model_config)
         if plan.data.packing:
-            found += problems_of(check_packing, plan.model, plan.model_config)
+            found += problems_of(task_models.check_packing, plan.model, plan.model_config)
         metric = str(plan.training.metric_for_best_model).removeprefix("eval_").removeprefix(WORST)
         if metric.startswith(WRITTEN) and not plan.data.num_sample_generations:
             found.append(problem("metric-needs-samples", "--metric_for_best_model", metric))
@@ -125,16 +114,9 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
         positions = positions_of(plan.model_config)
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
-        settings = rows.tokenizer, chats.truncated, rows.splits.findings
-        health = measured_once([chats.folder.name], lambda: measure(chats.rows, *settings))
-        of_template = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
-        notes = [*of_template, *rows.splits.notes, *chats.notes, *warning_notes(health.findings)]
-        summary = "\n".join(filter(None, (language_table(health.languages), chats.summary)))
-        origins = {split: _origins(chats, split) for split in chats.datasets if split != "train"}
-        datasets = chats.datasets["train"], chats.datasets.get("validation"), chats.datasets.get("test")
-        made = *datasets, chats.location, chats.folder, list(dict.fromkeys(notes)), summary
-        samples = _samples(chats, plan.data, rows.template)
-        return Tokens(*made, origins=origins, scores=ANSWER_SCORES, health=health, samples=samples)
+        notes = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
+        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *_TEXTS)
+        return replace(tokens, scores=ANSWER_SCORES, samples=_samples(chats, plan.data, rows.template))
 
     def compares(self, plan: Plan | EvaluationPlan) -> str | None:
         return "texts" if plan.data.num_sample_generations else None
@@ -143,8 +125,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         return ANSWER_SCORES + WRITTEN
 
     def pads(self, plan: Plan) -> bool:
-        assert plan.model_config is not None
-        return not plan.data.packing and pads_causal(plan.model, plan.model_config)
+        return not plan.data.packing and pads_causal(plan.model, plan.known_config)
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ChatRows | None
@@ -154,7 +135,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
 
     def load_model(self, plan: Plan, args: Args, rows: ChatRows, reads_weights: bool) -> Model:
         ends = answer_ends(rows.tokenizer, rows.template)
-        return load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
+        return task_models.load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         return continues_texts(config.get("architectures"))
@@ -175,7 +156,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
-        return TestTokens(chats.datasets["test"], notes, _origins(chats, "test"), samples)
+        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *_TEXTS), samples)
 
 
 def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
@@ -184,15 +165,6 @@ def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, templ
         return None
     messages, rows = chats.samples(asked.num_sample_generations)
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
-
-
-def _origins(chats: Chats, split: str) -> Origins:
-    """Where the rows of a split that is not packed come from; their texts are the messages, joined by line breaks."""
-
-    def text_of(messages: list[Message]) -> str:
-        return "\n".join(message["content"] for message in messages)
-
-    return Origins(partial(chats.location_in, split), TextsOfRows(chats, split, "messages", text_of))
 
 
 class Answers(Objective):
@@ -222,8 +194,7 @@ class Answers(Objective):
 
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         scorer, facts = answers(*results), row_facts(dataset, scripts)
-        found = break_down("answers", facts, scorer, lower_is_better=True, draws=draws)
-        return replace(found, loss=found.overall.scores["loss"].value)
+        return break_down("answers", facts, scorer, lower_is_better=True, draws=draws)
 
     def metrics(self, found: Breakdown) -> dict[str, Any]:
         return block_of(found, _answer_metrics)
@@ -257,19 +228,18 @@ class CausalText(RawText[CausalTextArguments, Args]):
     arguments = (LlamaModelArguments, CausalTextArguments, Args)
     name = "clm"
     head = "ForCausalLM"
-    kept_apart = PACKED_MODELS, PACKED_ATTENTION
+    kept_apart = task_models.PACKED_MODELS, task_models.PACKED_ATTENTION
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
-        return load_causal_config(args)
+        return task_models.load_causal_config(args)
 
     def check(self, plan: TextPlan) -> list[Problem]:
-        assert plan.model_config is not None
-        return super().check(plan) + problems_of(check_causal, plan.model, plan.model_config)
+        return super().check(plan) + problems_of(task_models.check_causal, plan.model, plan.model_config)
 
     def load_model(self, plan: TextPlan, args: Args, rows: TextRows, reads_weights: bool) -> Model:
         tokenizer = rows.cutter.tokenizer
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        return load_causal(plan.model, tokenizer, compute_dtype(args), ends, reads_weights)
+        return task_models.load_causal(plan.model, tokenizer, compute_dtype(args), ends, reads_weights)
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TextRows | None

@@ -268,7 +268,6 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return load_classifier_config(args)
 
     def check(self, plan: Plan) -> list[Problem]:
-        assert plan.model_config is not None
         kind = AutoModelForSequenceClassification
         found = problems_of(check_shapes, kind, plan.model, plan.model_config, HEAD_NAMES)
         training, mode, soft = plan.training, plan.data.problem_type, plan.training.soft_label_column
@@ -357,8 +356,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return replace(tokens, scores=self.group_scores(plan), labels=rows.labels if self.label_scores(plan) else ())
 
     def pads(self, plan: Plan) -> bool:
-        assert plan.model_config is not None
-        return pads(plan.training.padding_free, plan.model, plan.model_config)
+        return pads(plan.training.padding_free, plan.model, plan.known_config)
 
     def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
         model = load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)

@@ -110,6 +110,11 @@ class Origins:
     texts: Iterable[str]
 
 
+def joined_messages(messages: Iterable[Message]) -> str:
+    """The texts of messages, joined by line breaks."""
+    return "\n".join(message["content"] for message in messages)
+
+
 @dataclass(frozen=True)
 class Samples:
     """Conversations whose last answer the model writes itself."""
@@ -123,8 +128,7 @@ class Samples:
     def facts(self) -> RowFacts:
         """The languages, scripts and lengths of the rows."""
         assert self.rows is not None
-        texts = ("\n".join(message["content"] for message in chat) for chat in self.chats)
-        return row_facts(self.rows, scripts_of(texts, self.rows["language"][:]))
+        return row_facts(self.rows, scripts_of(map(joined_messages, self.chats), self.rows["language"][:]))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,19 +16,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.arguments import MaskedTextArguments, ModelArguments, RawTextArguments
 from indictune.config.plan import RunPlan
+from indictune.data import documents
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.cache import StoredRows
+from indictune.data.cache import StoredRows, counts_of
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest
-from indictune.data.documents import (
-    BUILTIN_TEXTS,
-    PLACES,
-    Cutter,
-    Masking,
-    MaskWords,
-    counted_places,
-    document_reader,
-    tokenise_documents,
-)
 from indictune.data.health.findings import warning_notes
 from indictune.data.health.row_health import check_unknown, language_table, measure, measured_once
 from indictune.data.load_rows import load_documents
@@ -72,7 +62,7 @@ class TextRows:
 
     splits: Splits[StoredRows]
     tokenizer: Tokenizer
-    cutter: Cutter
+    cutter: documents.Cutter
 
 
 class RawText(Task[TextRows, Data, Training]):
@@ -84,8 +74,7 @@ class RawText(Task[TextRows, Data, Training]):
     lower_is_better = SCORES
 
     def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
-        assert plan.model_config is not None
-        reason = why_not_joined(plan.model, plan.model_config, *self.kept_apart)
+        reason = why_not_joined(plan.model, plan.known_config, *self.kept_apart)
         model = "--model_name_or_path", plan.model.model_name_or_path
         return [] if reason is None else [problem("not-of-raw-text", *model, reason=reason)]
 
@@ -97,8 +86,9 @@ class RawText(Task[TextRows, Data, Training]):
 
     def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
-        read = document_reader(plan.data)
-        return Inputs(tokenizer, problems.attempt(sources_by_split, plan.data, problems, BUILTIN_TEXTS, read))
+        read = documents.document_reader(plan.data)
+        sources = problems.attempt(sources_by_split, plan.data, problems, documents.BUILTIN_TEXTS, read)
+        return Inputs(tokenizer, sources)
 
     def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> TextRows | None:
         rows = self._read(plan.data, inputs, problems, split_of(plan), mixture_of(plan))
@@ -109,39 +99,43 @@ class RawText(Task[TextRows, Data, Training]):
     def _read(self, data: Any, inputs: Inputs, problems: Problems, *more: Any) -> TextRows | None:
         probability, cutter, splits = data.mlm_probability if self.name == "mlm" else None, None, None
         if inputs.tokenizer is not None:
-            cutter = problems.attempt(Cutter.of, inputs.tokenizer, data.max_length, probability)
+            cutter = problems.attempt(documents.Cutter.of, inputs.tokenizer, data.max_length, probability)
         if inputs.sources is not None:
             splits = problems.attempt(load_documents, inputs.sources, data, problems, self.cleans, *more)
         return None if splits is None or cutter is None else TextRows(splits, cutter.tokenizer, cutter)
 
     def tokenise(self, plan: RunPlan[Data, Training], rows: TextRows) -> Tokens:
-        made = tokenise_documents(rows.splits, rows.cutter)
-        of_rows = made.rows, rows.tokenizer, dict[str, float](), rows.splits.findings  # no text loses its end
-        health = measured_once([made.folder.name], lambda: measure(*of_rows))
-        notes = dict.fromkeys([*rows.splits.notes, *made.notes, *warning_notes(health.findings)])
-        summary = f"{language_table(health.languages)}\n{made.summary}"
-        origins = {split: origins_of(made, split) for split in made.datasets if split != "train"}
-        datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
-        of_run = *datasets, made.location, made.folder, list(notes), summary
-        train = made.rows["train"]
-        facts = {"rows": len(train), "languages": dict(sorted(Counter(train.table["language"].to_pylist()).items()))}
-        return Tokens(*of_run, origins=origins, scores=SCORES, health=health, facts=facts)
+        made, train = documents.tokenise_documents(rows.splits, rows.cutter), rows.splits.rows["train"]
+        facts = {"rows": len(train), "languages": dict(sorted(counts_of(train.table["language"]).items()))}
+        return replace(tokens_of(made, rows.splits, rows.tokenizer, []), scores=SCORES, facts=facts)
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, sources = plan.data, {}
         with problems.collecting():
-            sources["test"] = file_source(asked.test_file, "--test_file", document_reader(asked))
+            sources["test"] = file_source(asked.test_file, "--test_file", documents.document_reader(asked))
         rows = self._read(asked, Inputs(tokenizer, sources or None), problems)
         problems.raise_any()
         assert rows is not None
-        made = tokenise_documents(rows.splits, rows.cutter)
+        made = documents.tokenise_documents(rows.splits, rows.cutter)
         keep_rejected(made.folder, plan.output_dir, plan.launch.rank)
         return TestTokens(made.datasets["test"], [*rows.splits.notes, *made.notes], origins_of(made, "test"))
 
 
-def origins_of(made: TokenRows, split: str) -> Origins:
-    """Where the rows of a split that is not packed come from."""
-    return Origins(partial(made.location_in, split), TextsOfRows(made, split, "text", str))
+def origins_of(made: TokenRows, split: str, column: str = "text", text_of: Callable[[Any], str] = str) -> Origins:
+    """Where the rows of a split that is not packed come from; their texts are made of the cells of a column."""
+    return Origins(partial(made.location_in, split), TextsOfRows(made, split, column, text_of))
+
+
+def tokens_of(made: TokenRows, splits: Splits[Any], tokenizer: Tokenizer, notes: Sequence[str], *texts: Any) -> Tokens:
+    """The tokens of a language model's rows, which are measured. `texts` is as of `origins_of`; `notes` come first."""
+    measured = made.rows, tokenizer, made.truncated, splits.findings
+    health = measured_once([made.folder.name], lambda: measure(*measured))
+    notes = [*notes, *splits.notes, *made.notes, *warning_notes(health.findings)]
+    summary = "\n".join(filter(None, (language_table(health.languages), made.summary)))
+    origins = {split: origins_of(made, split, *texts) for split in made.datasets if split != "train"}
+    datasets = made.datasets["train"], made.datasets.get("validation"), made.datasets.get("test")
+    of_run = *datasets, made.location, made.folder, list(dict.fromkeys(notes)), summary
+    return Tokens(*of_run, origins=origins, health=health)
 
 
 class GuessedTokens(Objective):
@@ -156,8 +150,7 @@ class GuessedTokens(Objective):
 
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         scorer = guessed_texts(results[0], results[1], dataset.data["characters"].to_numpy())
-        found = break_down("texts", row_facts(dataset, scripts), scorer, lower_is_better=True, draws=draws)
-        return replace(found, loss=found.overall.scores["loss"].value)
+        return break_down("texts", row_facts(dataset, scripts), scorer, lower_is_better=True, draws=draws)
 
     def metrics(self, found: Breakdown) -> dict[str, Any]:
         return block_of(found, lambda group: group.counts | {name: group.scores[name].value for name in SCORES})
@@ -179,7 +172,6 @@ class MaskedText(RawText[MaskedTextArguments, Args]):
         return load_config(args, MaskedTokens.kind, MODEL_FOR_MASKED_LM_MAPPING, "masked language model")
 
     def check(self, plan: Plan) -> list[Problem]:
-        assert plan.model_config is not None
         refused, axes = list[tuple[str, object, str]](), plan.launch.axes
         if plan.model.method != "full":
             refused.append(("--method", plan.model.method, "a classifier that follows takes whole weights"))
@@ -207,7 +199,9 @@ class MaskedTokens(GuessedTokens):
     kind = AutoModelForMaskedLM
     loss = ExactLoss()
 
-    def __init__(self, config: PreTrainedConfig, tokenizer: Tokenizer, masking: Masking | None, seed: int) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: Tokenizer, masking: documents.Masking | None, seed: int
+    ) -> None:
         self.config, self.masking, self.seed = config, masking, seed
         tokenizer.padding_side = "right"  # positions are counted from the first token
         self._padding = tokenizer.pad_token_id, tokenizer.padding_side
@@ -219,12 +213,12 @@ class MaskedTokens(GuessedTokens):
         if evaluating:
             return PadToLongest(*self._padding, with_row_numbers=True)
         assert self.masking is not None
-        return MaskWords(JoinRows(uncounted_token(self.config)), self.masking, self.seed)
+        return documents.MaskWords(JoinRows(uncounted_token(self.config)), self.masking, self.seed)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         labels = inputs.pop("labels")
-        places = counted_places(labels)
-        logits = model(**inputs, **{PLACES: places}).logits[0]
+        places = documents.counted_places(labels)
+        logits = model(**inputs, **{documents.PLACES: places}).logits[0]
         losses = functional.cross_entropy(logits.float(), labels.flatten()[places], reduction="none")
         of_rows = torch.zeros(len(labels), device=losses.device).index_add(0, places // labels.shape[1], losses)
         return of_rows, (labels != IGNORED_LABEL).sum(-1)

@@ -25,7 +25,8 @@ from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
 from indictune.errors import Problems
-from indictune.evaluation.breakdown import WORST, WRITTEN, named_scores
+from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, break_down, named_scores
+from indictune.evaluation.scorers import written_answers
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.run import OWN_PROGRESS, Run
@@ -34,7 +35,6 @@ from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import has_prepared_model
 
 if TYPE_CHECKING:
-    from indictune.evaluation.breakdown import Breakdown
     from indictune.evaluation.own_metrics import OwnScores
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,6 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
 
 def scores_of_samples(trainer: TaskTrainer, samples: Samples, answers: list[str], draws: int = RESAMPLES) -> Breakdown:
     """The scores of written answers, for whom they are; `draws` as of `break_down`. All ranks must call it."""
-    from indictune.evaluation.breakdown import break_down
-    from indictune.evaluation.scorers import written_answers
-
     right, facts = [messages[-1]["content"] for messages in samples.chats], samples.facts()
     found = break_down("written_answers", facts, written_answers(answers, right), draws=draws)
     own = scores_by_metrics(trainer, (answers, right), facts.languages)

@@ -20,6 +20,7 @@ from transformers.trainer_utils import SaveStrategy
 from indictune.checkpoint.model_state import ModelState
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.save import Checkpoints, ManifestFacts
+from indictune.checkpoint.snapshots import Snapshots
 from indictune.checkpoint.train_state import RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
@@ -202,11 +203,7 @@ class ExactTrainer(TaskTrainer):
         )
         digests, axes = (self.data_digest, self.validation_digest), shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
-        snapshots = None
-        if self.args.snapshot_steps:
-            from indictune.checkpoint.snapshots import Snapshots
-
-            snapshots = Snapshots(self.args)
+        snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
         assert self.lr_scheduler is not None
         state = TrainState(
             model=ModelState.of(self, self.parallelism.pipeline),

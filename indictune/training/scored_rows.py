@@ -18,16 +18,7 @@ from indictune.data.cache import counts_of, separated
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.languages import scripts_of
 from indictune.errors import UserError
-from indictune.evaluation.breakdown import (
-    EVALUATION,
-    MISTAKES,
-    SPLITS,
-    Breakdown,
-    Mistakes,
-    as_json,
-    in_sentences,
-    metrics_tables,
-)
+from indictune.evaluation import breakdown
 from indictune.evaluation.comparison import compare, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, PREDICTIONS, LineFile, json_line, write_json
@@ -36,7 +27,7 @@ from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Origins, Tokens
 from indictune.training.exact_trainer import ExactTrainer
 
-BLOCK_OF_SPLIT = {split: block for block, split in SPLITS.items()}
+BLOCK_OF_SPLIT = {split: block for block, split in breakdown.SPLITS.items()}
 _ROWS_AT_ONCE = 10_000
 MAX_CHARACTERS = 2_000_000  # some 10 seconds on one CPU core
 MIN_ROWS = 100  # fewer training rows say nothing of a model
@@ -53,10 +44,10 @@ class Findings:
     def __init__(self, run: Run, saved_model: str | None = None) -> None:
         self.run = run
         self._saved_model = saved_model
-        self.breakdowns: dict[str, Breakdown] = {}
+        self.breakdowns: dict[str, breakdown.Breakdown] = {}
         self.results: Sequence[np.ndarray] = ()
         self._lines: LineFile | None = None
-        self._mistakes = Mistakes()
+        self._mistakes = breakdown.Mistakes()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -66,8 +57,8 @@ class Findings:
             return
         with LineFile(self.run.output_dir / PREDICTIONS) as self._lines:
             yield
-        write_json(self.run.output_dir / EVALUATION, as_json(self.breakdowns))
-        write_json(self.run.output_dir / MISTAKES, self._mistakes.by_split())
+        write_json(self.run.output_dir / breakdown.EVALUATION, breakdown.as_json(self.breakdowns))
+        write_json(self.run.output_dir / breakdown.MISTAKES, self._mistakes.by_split())
 
     def evaluate(self, trainer: ExactTrainer, dataset: Dataset, split: str, origins: Origins | None) -> dict[str, Any]:
         """Evaluate the rows of `validation` or `test`, show the table, and return its block of `metrics.json`.
@@ -89,7 +80,7 @@ class Findings:
             run.warn([note])
         own = trainer.own_scores
         names = objective.METRICS if own is None else (*objective.METRICS, *own.overall)
-        run.show(f"\n{split} rows\n{metrics_tables(block, names)}")
+        run.show(f"\n{split} rows\n{breakdown.metrics_tables(block, names)}")
         assert results is not None
         written = trainer.written if trainer.samples is not None and trainer.samples.split == split else None
         if written is not None:
@@ -103,7 +94,7 @@ class Findings:
                 self._lines.append(json_line(row))
                 self._mistakes.add(row, *text.split(BETWEEN_TEXTS))
             self.breakdowns[name] = found
-            run.show(f"\n{in_sentences(found)}")
+            run.show(f"\n{breakdown.in_sentences(found)}")
         return block
 
 

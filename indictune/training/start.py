@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.trainer_utils import TrainOutput
 
-from indictune.checkpoint import compatibility, resume, store
+from indictune.checkpoint import compatibility, resume, snapshots, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.command_line import DECIDED, PARITY_TRACE
@@ -33,7 +33,7 @@ from indictune.data.collation import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
 from indictune.data.read.row_sources import BUILTIN
-from indictune.distributed import collectives, process_group, sharding, strategy, zero
+from indictune.distributed import agreement, collectives, process_group, sharding, strategy, zero
 from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
@@ -123,7 +123,6 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
     """What another node has other than the first, before a row is read. All ranks must call it, and meet here."""
     if is_one_node(plan.environ):
         return []
-    from indictune.distributed import agreement
     from indictune.training.rank_consistency import values_of_node
 
     in_files = Problems().attempt(flag_contents, plan) or {}  # the preflight reports a file that is missing
@@ -167,7 +166,6 @@ def start_ranks(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tupl
         Finished: there is nothing to do.
     """
     if not is_one_node(plan.environ):
-        from indictune.distributed import agreement
         from indictune.training.rank_consistency import values_of_rows
 
         values = partial(values_of_rows, tokens)
@@ -290,8 +288,6 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
         raise Finished(f"{output_dir}: {NOTHING_TO_DO}")
     disks_group = collectives.group_of_disks(args) if args.save_on_each_node else None
     if args.snapshot_steps:
-        from indictune.checkpoint import snapshots
-
         snapshots.bring_to_disk(args, asked == AUTO, disks_group)
     if asked is None:
         return ResumePoint()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from peft import PeftModel
 from torch import nn
@@ -144,10 +144,8 @@ class TaskTrainer(Trainer):
 
     def on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Copy a batch's tensors to the device. The Trainer's own copy waits for each (5.23, `_prepare_input`)."""
-        return {
-            name: value.to(self.args.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+        moved: dict[str, Any] = send_to_device(dict(batch), self.args.device, non_blocking=True)
+        return moved
 
     def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
         """Reads every row once over all ranks."""

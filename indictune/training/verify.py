@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,25 +33,11 @@ IN_FULL_PRECISION = 1e-3
 IN_LOW_PRECISION = 5e-2
 
 
+Norms = dict[str, float]  # Euclidean norm of each trained parameter; of an active vocabulary, over the trained rows
+
+
 class SavedModelError(RuntimeError):
     """The saved model is not the trained one."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the trained model is known by.
-
-    Attributes:
-        model: without wrappers; this rank may hold a part of it.
-        norms: Euclidean norm of each trained parameter; of an active vocabulary, over the trained rows.
-        probe: a few tokens.
-        logits: of the probe, float32 on the CPU.
-    """
-
-    model: nn.Module
-    norms: dict[str, float]
-    probe: dict[str, torch.Tensor]
-    logits: torch.Tensor
 
 
 def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
@@ -66,15 +51,14 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
         Stopped: a rank was asked to stop, and a resumed run need not train again.
     """
     probe = _probe(trainer)
-    logits = _logits(trainer, probe)
-    trained = Trained(sharding.unwrapped(trainer), sharding.full_norms(trainer), probe, logits)
+    logits, norms = _logits(trainer, probe), sharding.full_norms(trainer)
     trainer.look_for_stop("the saved model was read back; a resumed run saves it again", at_once=True)
     found: list[str] = []
     long_wait = collectives.long_wait_group(trainer.args)
     OWN_PROGRESS.passed("reading the saved model back")
     if trainer.is_world_process_zero():
         try:
-            found = _problems(trainer, folder, trained)
+            found = _problems(trainer, folder, norms, probe, logits)
         except Exception as error:  # any: the other ranks wait for the result
             logger.exception("The saved model cannot be read")
             found = [f"It cannot be read: {' '.join(str(error).split())}"]
@@ -100,26 +84,24 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
     model = trainer.model_wrapped
     model.eval()
     inputs = trainer.on_device(probe)
-
-    def computed() -> torch.Tensor:
-        logits: torch.Tensor = model(**inputs).logits
-        return logits.float().cpu()
-
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        return trainer.parallelism.compute(inputs, computed)
+        return trainer.parallelism.compute(inputs, lambda: model(**inputs).logits.float().cpu())
 
 
-def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:
+def _problems(
+    trainer: ExactTrainer, folder: Path, norms: Norms, probe: dict[str, torch.Tensor], logits: torch.Tensor
+) -> list[str]:
     """How the model in `folder` differs from the trained one. The reader refuses missing weights and other shapes."""
+    trained = sharding.unwrapped(trainer)
     with sharding.loading_alone():
-        saved = trainer.objective.load(folder, runs_own_code(trained.model), device_map="cpu")
+        saved = trainer.objective.load(folder, runs_own_code(trained), device_map="cpu")
     threads = torch.get_num_threads()
     if sum(each.numel() for each in saved.parameters()) > LARGE:
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
     try:
         tolerance = _tolerance(trainer, saved)
-        problems = _problems_of_weights(saved, trained, tolerance)[:MOST_PROBLEMS]
-        return problems or _problems_of_logits(saved, trained, tolerance)
+        problems = _problems_of_weights(saved, trained, norms, tolerance)[:MOST_PROBLEMS]
+        return problems or _problems_of_logits(saved, probe, logits, tolerance)
     finally:
         torch.set_num_threads(threads)
 
@@ -132,10 +114,10 @@ def _tolerance(trainer: ExactTrainer, saved: nn.Module) -> float:
     return IN_LOW_PRECISION if in_half or in_tf32 else IN_FULL_PRECISION
 
 
-def _problems_of_weights(saved: nn.Module, trained: Trained, tolerance: float) -> list[str]:
-    weights = {name: weight.detach() for name, weight in saved.named_parameters() if name in trained.norms}
+def _problems_of_weights(saved: nn.Module, trained: nn.Module, norms: Norms, tolerance: float) -> list[str]:
+    weights = {name: weight.detach() for name, weight in saved.named_parameters() if name in norms}
     problems = []
-    active = active_embedding(trained.model)
+    active = active_embedding(trained)
     if active is not None:
         name, embedding = active
         assert embedding.start is not None
@@ -144,18 +126,20 @@ def _problems_of_weights(saved: nn.Module, trained: Trained, tolerance: float) -
         if not all(torch.allclose(*pair, rtol=2**-8, atol=1e-7) for pair in pairs):  # as rounded to half precision
             problems.append(f"{name}: rows that no text uses have changed.")
         weights[name] = weights[name][embedding.row_ids]
-    for name, norm in trained.norms.items():
+    for name, norm in norms.items():
         found = float(weights[name].double().norm())
         if not abs(found - norm) <= tolerance * norm:  # nor is NaN
             problems.append(f"{name} has the norm {found:.6g} instead of {norm:.6g}.")
     return problems
 
 
-def _problems_of_logits(saved: nn.Module, trained: Trained, tolerance: float) -> list[str]:
+def _problems_of_logits(
+    saved: nn.Module, probe: dict[str, torch.Tensor], expected: torch.Tensor, tolerance: float
+) -> list[str]:
     saved.eval()
     with torch.no_grad():
-        logits = saved(**trained.probe).logits.float()
-    apart = float((logits - trained.logits).norm() / trained.logits.norm())
+        logits = saved(**probe).logits.float()
+    apart = float((logits - expected).norm() / expected.norm())
     if apart <= tolerance:
         return []
     return [f"Its logits differ by {apart:.2g} of their norm, where {tolerance:g} is allowed."]

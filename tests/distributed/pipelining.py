@@ -131,7 +131,7 @@ def unsummed_tied_gradient() -> None:
 
 def norm_of_one_stage() -> None:
     """Each rank has the norm of its own stages."""
-    StageGradients.clip = lambda self, max_norm: get_total_norm([_grad(each) for each in self._model.parameters()])  # type: ignore[method-assign]
+    StageGradients.clip = lambda self, max_norm: get_total_norm([_grad(each) for each in self.model.parameters()])  # type: ignore[method-assign]
 
 
 MUTANTS = {each.__name__: each for each in (other_micro_batch, unsummed_tied_gradient, norm_of_one_stage)}

@@ -45,7 +45,7 @@ def test_ranks_of_a_process_group_gather_what_they_compare(monkeypatch: pytest.M
     monkeypatch.setattr(
         collectives, "gather_from_all", lambda mine: [("a", {"rows": "5"}), mine, ("b", {"rows": "7"})]
     )
-    monkeypatch.setattr(agreement, "host_name", lambda: "a")
+    monkeypatch.setattr(agreement, "gethostname", lambda: "a")
     (found,) = agreement.agree("here", lambda: {"rows": 5}, Launch("ddp", 3, 3), {}, 1.0)
     assert (found.code, found.flag, found.value, found.details["expected"]) == ("ranks-differ", "rows", "7", "5")
     assert found.details["ranks"] == "rank 2 on b"

@@ -12,13 +12,13 @@ import tomllib
 from collections import namedtuple
 from importlib import resources
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
 import torch
 
 from indictune.config.plan import Launch
-from indictune.distributed import agreement
 from indictune.doctor import machine, rank_checks, run_files
 from indictune.doctor.machine import shared_memory_line
 from indictune.doctor.roll_call import why_silent
@@ -127,7 +127,7 @@ def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_process_that_does_not_answer_is_stopped_gone_or_busy() -> None:
-    here = agreement.host_name()
+    here = gethostname()
     with subprocess.Popen(["sleep", "60"]) as process:
         busy = why_silent(process.pid, here)[0]
         process.send_signal(signal.SIGSTOP)

@@ -46,19 +46,15 @@ def test_where_documents_stand_is_found_once_for_all_layers() -> None:
     assert attention._by_length.cache_info().misses == 2
 
 
-@pytest.mark.parametrize("takes_groups", [True, False])
-def test_groups_of_heads_reach_a_kernel_that_does_not_know_them(
-    monkeypatch: pytest.MonkeyPatch, takes_groups: bool
-) -> None:
-    """The kernel itself is CUDA's; that of torch 2.11 takes as many heads of key and value as of query."""
+def test_groups_of_heads_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself is CUDA's."""
 
     def kernel(*states: Any, enable_gqa: bool = False, **options: Any) -> torch.Tensor:
-        assert enable_gqa is takes_groups
+        assert enable_gqa
         query, key, value = (each.transpose(0, 1) for each in states[:3])
         return functional.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa).transpose(0, 1)
 
     monkeypatch.setattr(attention, "varlen_attn", kernel)
-    monkeypatch.setattr(attention, "_TAKES_GROUPS", takes_groups)
     torch.manual_seed(0)
     states = torch.randn(1, 6, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     found = attention._varlen_attention(states, torch.tensor([0, 9], dtype=torch.int32), 9, None, (-1, -1))
@@ -80,13 +76,9 @@ class Calls(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("takes_groups", [True, False])
 @pytest.mark.parametrize(("window", "causal"), [((-1, -1), False), ((-1, 0), True), ((6, 0), False), ((6, 6), False)])
-def test_the_kernel_with_dropout_is_called_as_it_is_declared(
-    monkeypatch: pytest.MonkeyPatch, window: tuple[int, int], causal: bool, takes_groups: bool
-) -> None:
+def test_the_kernel_with_dropout_is_called_as_it_is_declared(window: tuple[int, int], causal: bool) -> None:
     """It is CUDA's; a tensor without data knows its shapes, and has its gradient."""
-    monkeypatch.setattr(attention, "_TAKES_GROUPS", takes_groups)
     states = [
         torch.randn(1, 50, heads, 64, device="meta", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
         for heads in (4, 2, 2)
@@ -99,7 +91,7 @@ def test_the_kernel_with_dropout_is_called_as_it_is_declared(
     gradients = torch.autograd.grad(found, states, torch.ones_like(found))
     assert [each.shape for each in gradients] == [each.shape for each in states]
     (((_, given_key, _, *others), options),) = calls.seen
-    assert given_key.shape[1] == (2 if takes_groups else 4)
+    assert given_key.shape[1] == 2
     assert others[2:] == [30, 30, 0.1, causal, False]
     assert options == {"scale": 0.5, "window_size_left": window[0], "window_size_right": window[1]}
 

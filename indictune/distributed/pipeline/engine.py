@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from indictune.distributed.sharding import average_gradients, local_part, own_we
 from indictune.distributed.upstream import save_whole
 
 
+@dataclass(frozen=True)
 class StageGradients:
     """The gradients of one rank's stages.
 
@@ -33,37 +35,32 @@ class StageGradients:
     of the first and the last stage, on these, if both have a weight; else None.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        stages: Stages,
-        stages_group: ProcessGroup,
-        copies_group: ProcessGroup | None = None,
-        ends_group: ProcessGroup | None = None,
-    ) -> None:
-        self._model, self._stages, self._stages_group = model, stages, stages_group
-        self._copies_group, self._ends_group = copies_group, ends_group
+    model: nn.Module
+    stages: Stages
+    stages_group: ProcessGroup
+    copies_group: ProcessGroup | None = None
+    ends_group: ProcessGroup | None = None
 
     def sum(self) -> None:
         """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
-        tied = self._stages.tied
+        tied = self.stages.tied
         if tied is not None and tied.grad is not None:
-            torch.distributed.all_reduce(local_part(tied.grad), group=self._ends_group)
-        if self._copies_group is not None:
-            average_gradients(self._model.parameters(), self._copies_group)
+            torch.distributed.all_reduce(local_part(tied.grad), group=self.ends_group)
+        if self.copies_group is not None:
+            average_gradients(self.model.parameters(), self.copies_group)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip by the norm over all stages, and return it; 0 clips nothing. All ranks must call it."""
         by_mesh: dict[Any, list[nn.Parameter]] = {}  # torch (2.13) mixes no tensors of several meshes
-        for each in self._model.parameters():
+        for each in self.model.parameters():
             if each.grad is not None:
                 by_mesh.setdefault(each.grad.device_mesh if isinstance(each.grad, DTensor) else None, []).append(each)
-        uncounted = None if self._stages.rank == 0 else self._stages.tied  # the first stage counts it
-        square = torch.zeros((), device=next(self._model.parameters()).device)
+        uncounted = None if self.stages.rank == 0 else self.stages.tied  # the first stage counts it
+        square = torch.zeros((), device=next(self.model.parameters()).device)
         for trained in by_mesh.values():  # those on other ranks of a mesh included
             counted = [each.grad for each in trained if each is not uncounted and each.grad is not None]
             square += whole_tensor(get_total_norm(counted)).float() ** 2
-        torch.distributed.all_reduce(square, group=self._stages_group)
+        torch.distributed.all_reduce(square, group=self.stages_group)
         norm = square.sqrt()
         for trained in by_mesh.values() if max_norm > 0 else ():
             clip_grads_with_norm_(trained, max_norm, norm)
@@ -140,9 +137,8 @@ class Pipeline:
         if not trainer.accelerator.sync_gradients:
             return total
         batches, self._batches = self._batches, []
-        model, optimizer = trainer.model, trainer.optimizer
+        model = trainer.model
         assert model is not None
-        assert optimizer is not None
         model.train()
 
         def loss(batch: Batch) -> Tensor:

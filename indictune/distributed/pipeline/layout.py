@@ -53,8 +53,6 @@ def actions(schedule: str, rank: int, ranks: int, micro_batches: int) -> list[Ac
 def _passes(is_forward: bool, rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
     """All passes of one direction: as many micro-batches as there are ranks pass a chunk before the next chunk."""
     order = range(chunks) if is_forward else reversed(range(chunks))
-    if chunks == 1:
-        return [Action(is_forward, rank, each) for each in range(micro_batches)]
     groups = [range(first, min(first + ranks, micro_batches)) for first in range(0, micro_batches, ranks)]
     stages = [chunk * ranks + rank for chunk in order]
     return [Action(is_forward, stage, each) for group in groups for stage in stages for each in group]
@@ -82,19 +80,11 @@ class Layout:
     exits: tuple[str, ...]  # what reads the states of the last layer, in the order in which it does
 
 
-_BERT = Layout("embeddings", "encoder.layer", ("pooler",))
-_LLAMA = Layout("embed_tokens", "layers", ("norm",))
-
 # tests/distributed/test_pipeline_stages.py compares each with the whole model.
 LAYOUTS = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), Layout("embeddings", "encoder.layer", ("pooler",))),
     "modernbert": Layout("embeddings", "layers", ("final_norm",)),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Layout("embed_tokens", "layers", ("norm",))),
 }
 
 
@@ -150,11 +140,9 @@ def check_pipeline(plan: AnyPlan) -> list[Problem]:
     """Refuse models that cannot be cut into so many stages, and flags that stages do not have."""
     if plan.launch.axes.pipeline == 1:
         return []
-    flags = [
-        problem("not-in-a-pipeline", f"--{flag}", str(value).lower(), reason=reason)
-        for flag, value, reason in _refused_flags(plan)
-    ]
-    found = [*_of_model(plan), *flags]
+    found = _of_model(plan)
+    for flag, value, reason in _refused_flags(plan):
+        found.append(problem("not-in-a-pipeline", f"--{flag}", str(value).lower(), reason=reason))
     stages, steps = plan.launch.axes.pipeline, plan.derived.get("gradient_accumulation_steps")
     if plan.training.pipeline_schedule == INTERLEAVED and steps is not None and steps % stages:
         sizes = {"stages": stages, "steps": steps}

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -113,29 +114,25 @@ Batch = dict[str, Any]
 T = TypeVar("T")
 
 
+@dataclass
 class Runner:
     """One rank's part of a pipeline. Every rank has the micro-batches whole, so that it knows all shapes.
 
     `torch.distributed.pipelining` wants one shape for all micro-batches: the rows of a step would be padded to the
     longest. docs/design.md has the measured times.
 
-    Args:
+    Attributes:
         autocast: what a stage computes in that is not the last; the model itself does so in the last.
         waits: measures the passes.
         before_backward: called with whether the next backward pass is the last one of a step; or None.
     """
 
-    def __init__(
-        self,
-        stages: Stages,
-        links: StageLinks,
-        schedule: str,
-        autocast: Callable[[], AbstractContextManager[None]],
-        waits: IdleTime,
-        before_backward: Callable[[bool], None] | None = None,
-    ) -> None:
-        self.stages, self.links, self.schedule = stages, links, schedule
-        self.autocast, self.waits, self.before_backward = autocast, waits, before_backward
+    stages: Stages
+    links: StageLinks
+    schedule: str
+    autocast: Callable[[], AbstractContextManager[None]]
+    waits: IdleTime
+    before_backward: Callable[[bool], None] | None = None
 
     def train(
         self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
@@ -150,32 +147,26 @@ class Runner:
         Returns:
             The summed loss on the last rank, None on the others.
         """
-        with self.waits.step():
-            total = self._passes(batches, loss, backward)
-        self.links.finish()
-        self.stages.show_all()
-        return total
-
-    def _passes(
-        self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
-    ) -> Tensor | None:
         order = actions(self.schedule, self.stages.rank, self.stages.ranks, len(batches))
-        ahead = [self._receive(order[0], batches)]
         waiting: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         total: Tensor | None = None
-        for action, following in zip(order, [*order[1:], None], strict=True):
-            if following is not None:  # a message may arrive while this rank computes
-                ahead.append(self._receive(following, batches))
-            received, key = self._arrived(ahead.pop(0)), action[1:]
-            if action.is_forward:
-                result = self._forward(action, received, batches[action.micro_batch], loss)
-                waiting[key] = received, result
-                if not self.stages.has_next(action.stage):
-                    total = result.detach() if total is None else total + result.detach()
-            else:
-                if self.before_backward is not None:
-                    self.before_backward(following is None)
-                self._backward(action, received, *waiting.pop(key), backward)
+        with self.waits.step():
+            ahead = [self._receive(order[0], batches)]
+            for action, following in zip(order, [*order[1:], None], strict=True):
+                if following is not None:  # a message may arrive while this rank computes
+                    ahead.append(self._receive(following, batches))
+                received, key = self._arrived(ahead.pop(0)), action[1:]
+                if action.is_forward:
+                    result = self._forward(action, received, batches[action.micro_batch], loss)
+                    waiting[key] = received, result
+                    if not self.stages.has_next(action.stage):
+                        total = result.detach() if total is None else total + result.detach()
+                else:
+                    if self.before_backward is not None:
+                        self.before_backward(following is None)
+                    self._backward(action, received, *waiting.pop(key), backward)
+        self.links.finish()
+        self.stages.show_all()
         return total
 
     @torch.no_grad()

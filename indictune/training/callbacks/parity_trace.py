@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class ParityTrace(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **more: Any) -> None:
         loader = more["train_dataloader"]
-        loader.collate_fn = self._noting(loader.collate_fn)
+        loader.collate_fn = partial(self._collate, loader.collate_fn)
         model = unwrapped(self.trainer)
         types = {"compute": dtype_of(self.trainer.args), "matmul": torch.get_float32_matmul_precision()}
         types["weights"] = " ".join(sorted({str(each.dtype) for each in model.parameters()}))
@@ -70,13 +71,9 @@ class ParityTrace(TrainerCallback):
         if self.trainer.args.process_index == 0:
             self.record.append(line)
 
-    def _noting(self, collator: Collator) -> Collator:
-
-        def collate(rows: list[Row]) -> Any:
-            self._rows += sum(_digest(row) for row in rows if row["row"] != NO_ROW)
-            return collator(rows)
-
-        return collate
+    def _collate(self, collator: Collator, rows: list[Row]) -> Any:
+        self._rows += sum(_digest(row) for row in rows if row["row"] != NO_ROW)
+        return collator(rows)
 
     def _state(self) -> int:
         """A digest of the generator that draws this rank's masks of dropout."""

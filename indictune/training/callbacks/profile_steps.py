@@ -6,7 +6,8 @@ import gzip
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class ProfileSteps(TrainerCallback):
     run: Run
     _steps_done = _last_step = 0
     _profiler: profile | None = None
-    _phase: record_function | None = None
+    _phase: ExitStack = field(default_factory=ExitStack)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.should_save:
@@ -99,7 +100,7 @@ class ProfileSteps(TrainerCallback):
         self._enter(UPDATING)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._leave()
+        self._phase.close()
         self._last_step = state.global_step
         self._steps_done += 1
         if self._profiler is not None:
@@ -124,22 +125,16 @@ class ProfileSteps(TrainerCallback):
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
-        self._leave()
+        self._phase.close()
         if self._steps_done <= WARM_UP:
             profiler.on_trace_ready = None
             self.run.warn([f"--profile_steps {self.steps}: nothing is profiled, for the run ended in the warm-up."])
         profiler.stop()
 
     def _enter(self, phase: str) -> None:
-        self._leave()
+        self._phase.close()
         if self._profiler is not None:
-            self._phase = record_function(phase)
-            self._phase.__enter__()  # type: ignore[no-untyped-call]
-
-    def _leave(self) -> None:
-        if self._phase is not None:
-            self._phase.__exit__(None, None, None)
-            self._phase = None
+            self._phase.enter_context(record_function(phase))
 
     def _report(self, profiler: profile) -> None:
         self._profiler = None

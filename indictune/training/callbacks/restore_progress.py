@@ -66,11 +66,8 @@ class RestoreProgress(TrainerCallback):
     def _restore_random_states(self, args: TrainingArguments) -> None:
         checkpoint, self._random_states = self._random_states, None
         if checkpoint is not None:
-            self._load_random_states(checkpoint, args)
-
-    def _load_random_states(self, checkpoint: Path, args: TrainingArguments) -> None:
-        is_same_split = manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
-        train_state.restore_generators(checkpoint, args, is_same_split)
+            is_same_split = manifest_of(checkpoint).axes == shown_axes(self.trainer.launch)
+            train_state.restore_generators(checkpoint, args, is_same_split)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         manifest = manifest_of(self.checkpoint)
@@ -102,7 +99,7 @@ class RestoreProgress(TrainerCallback):
     def _make_up_evaluation(self, args: TrainingArguments, state: TrainerState) -> None:
         """Evaluate the checkpoint's step, which the run was stopped before, and save it again."""
         trainer = self.trainer
-        self._load_random_states(self.checkpoint, args)
+        self._restore_random_states(args)
         upstream.evaluate_as_in_training(trainer)
         trainer._save_checkpoint(trainer.model_wrapped, None)
         trainer.checkpoints.finish()
