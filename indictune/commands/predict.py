@@ -203,7 +203,7 @@ class LabelledWindows:
         self.count = count
         self._flag = flag
         self.folder = output.with_name(f".{output.name}.unfinished")
-        self._job = json.dumps(job, ensure_ascii=False, sort_keys=True)
+        self._job = json.dumps(job, sort_keys=True)
 
     def open(self) -> None:
         """On rank 0: make the folder, or keep the windows of a killed command that was the same."""

@@ -373,6 +373,23 @@ def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
     assert splits.rows["train"].location(2) == "./tweets/train row 3"
 
 
+def test_lists_of_class_ids_in_a_hub_dataset_become_lists_of_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in go_emotions."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    emotions = datasets.List(datasets.ClassLabel(names=["joy", "anger"]))
+    features = datasets.Features({"text": datasets.Value("string"), "label": emotions})
+    rows = {"text": ["one", "two", "three"], "label": [[0, 1], [1], [0]]}
+    (tmp_path / "emotions").mkdir()
+    datasets.Dataset.from_dict(rows, features=features).to_parquet("emotions/train.parquet")
+    args = DataArguments(dataset_name="./emotions", problem_type="multi_label_classification", validation_split=0.0)
+    assert load_splits(args).labels == ["anger", "joy"]
+
+
 @pytest.mark.more
 def test_files_take_the_place_of_a_hub_datasets_splits(hub_folder: str) -> None:
     pq.write_table(pa.table({"text": ["own"], "label": ["negative"]}), "own.parquet")

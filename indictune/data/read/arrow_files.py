@@ -96,12 +96,19 @@ def arrow_batches(path: str, wanted: Wanted, bad: BadRows, chunk_rows: int) -> B
     """The rows in the form of `read_batches`; class ids become the names that the file declares."""
     with arrow_errors(path), _arrow_file(path) as (schema, batches_of):
         names = existing_columns(path, schema.names, wanted, bad)
-        declared = _declared_classes(schema)
-        of_ids = {name: declared[name] for name in declared if pa.types.is_integer(schema.field(name).type)}
         stored = batches_of(chunk_rows, list(dict.fromkeys(names.values())))
-        listed = {name: declared[name] for role, name in names.items() if role in wanted.lists and name in declared}
-        texts = text_batches(_with_names_in_lists(stored, listed), names, wanted, path)
-        yield from with_class_names(texts, names, of_ids, path, bad)
+        yield from named_batches(path, schema, stored, names, wanted, bad)
+
+
+def named_batches(
+    source: str, schema: pa.Schema, stored: Batches, names: Mapping[str, str], wanted: Wanted, bad: BadRows
+) -> Batches:
+    """Arrow rows of a file or split in the form of `read_batches`; class ids become names, in lists too."""
+    declared = _declared_classes(schema)
+    of_ids = {name: declared[name] for name in declared if pa.types.is_integer(schema.field(name).type)}
+    listed = {name: declared[name] for role, name in names.items() if role in wanted.lists and name in declared}
+    texts = text_batches(_with_names_in_lists(stored, listed), names, wanted, source)
+    return with_class_names(texts, names, of_ids, source, bad)
 
 
 def _with_names_in_lists(batches: Batches, classes: Classes) -> Batches:

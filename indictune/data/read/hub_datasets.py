@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from indictune.data.bad_rows import BadRows, Batches, Record
 from indictune.data.cache import build_with_facts
-from indictune.data.columns import Wanted, existing_columns, text_batches
-from indictune.data.read.arrow_files import Classes, arrow_errors, named_records, with_class_names
+from indictune.data.columns import Wanted, existing_columns
+from indictune.data.read.arrow_files import Classes, arrow_errors, named_batches, named_records
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import saved_splits
 from indictune.data.read.read_files import CHUNK_ROWS, SplitFiles
@@ -59,8 +59,7 @@ class HubSplit:
         """
         present = existing_columns(self.split, self.rows.column_names, wanted)
         stored = _arrow_batches(self.rows.select_columns(list(dict.fromkeys(present.values()))))
-        texts = text_batches(stored, present, wanted, self.split)
-        return with_class_names(texts, wanted.roles, _declared(self.rows.features), self.split, bad)
+        return named_batches(self.split, self.rows.features.arrow_schema, stored, present, wanted, bad)
 
     def records(self, bad: BadRows) -> Iterator[Record]:
         """The rows in the form of `read_records`; class ids become names, in lists too."""
