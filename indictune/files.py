@@ -302,7 +302,7 @@ def _lock_patiently(path: Path, what: str) -> AbstractContextManager[object]:
             return lock_file(path, -1, 0o666, is_of_process=False)
 
 
-def build_once(folder: Path, build: Callable[[Path], None]) -> None:
+def fill_once(folder: Path, build: Callable[[Path], None]) -> None:
     """Fill a folder of the cache if it is missing. One process does; others wait. May raise `cache-not-written`."""
     what = "The model"
     with kept_in(folder.parent, what):

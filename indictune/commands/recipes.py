@@ -63,14 +63,14 @@ def _fetch_weights(flags: Mapping[str, list[str]]) -> int:
     """Fetch the pretrained encoder, unless it is there."""
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.config.recipe import read_arguments
-    from indictune.files import build_once
+    from indictune.files import fill_once
     from indictune.models import fetched
 
     if read_arguments(flags, RecipesFlags, "names").names:
         raise UserError("no-effect", "--weights", "true", "Leave one of them out.", other="names of files")
     if not fetched.is_fetched():
         print(f"fetching {fetched.NAME}: 95 MB", file=sys.stderr)
-    build_once(fetched.fetched_folder(), fetched.fetch_into)
+    fill_once(fetched.fetched_folder(), fetched.fetch_into)
     print(f"{fetched.NAME} is in {fetched.fetched_folder()}")
     return 0
 

@@ -29,7 +29,7 @@ from transformers import (
 
 from indictune.data.text.cleaning import PRIVATE, clean
 from indictune.errors import UserError
-from indictune.files import build_once, cache_folder
+from indictune.files import cache_folder, fill_once
 
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -324,7 +324,7 @@ def resolve(model_name_or_path: str) -> str:
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"
-    build_once(folder, partial(MODELS[name].build, texts))
+    fill_once(folder, partial(MODELS[name].build, texts))
     return str(folder)
 
 

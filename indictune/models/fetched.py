@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
-
-import numpy as np
 
 from indictune.errors import UserError
 from indictune.files import cache_folder, write_json
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PREFIX = "fetched:"
 NAME = f"{PREFIX}multilingual-e5-small"
@@ -172,6 +173,8 @@ class _Weights:
 
     def array(self, name: str) -> np.ndarray:
         """A weight in float32: a vector, or a matrix [outputs, inputs]."""
+        import numpy as np  # slow to import
+
         is_blocks, elements, offset, size_bytes = self._found[name]
         if is_blocks:
             raw = np.frombuffer(self._data, np.uint8, size_bytes, offset).reshape(-1, 2 + _BLOCK // 2)

@@ -32,7 +32,7 @@ from transformers.initialization import no_init_weights
 from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.config.shared_arguments import TextArguments
 from indictune.errors import Problem, UserError, problem
-from indictune.files import build_once, cache_folder
+from indictune.files import cache_folder, fill_once
 from indictune.models import builtin
 from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES, add_lora
 from indictune.models.load import (
@@ -237,7 +237,7 @@ def with_vocabulary(
         builtin.build_with(vocabulary, folder, size)
 
     folder = cache_folder() / f"{ENCODER}-{digest.hexdigest()[:16]}"
-    build_once(folder, build)
+    fill_once(folder, build)
     made = replace(args, model_name_or_path=str(folder), vocabulary_from_train=None)
     tokenizer = load_tokenizer(made)
     came_from = "the training texts" if checkpoint is None else checkpoint.name
