@@ -62,10 +62,7 @@ def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     "stopped_at",
-    [
-        pytest.param(step, marks=[] if step == 5 else pytest.mark.more if step in STOPS else pytest.mark.slow)
-        for step in range(STEPS)
-    ],
+    [pytest.param(step, marks=pytest.mark.more if step in STOPS else pytest.mark.slow) for step in range(STEPS)],
 )
 def test_it_goes_on_bit_for_bit_after_any_step(unbroken: list[torch.Tensor], stopped_at: int) -> None:
     assert are_equal(resumed_after(stopped_at, counts_again=True), unbroken)

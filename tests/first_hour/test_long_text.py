@@ -144,6 +144,7 @@ def test_each_window_is_a_sequence_and_the_first_has_the_label() -> None:
     assert [evaluated[name].tolist() for name in ("row_numbers", "labels", "windows")] == [[5, 0], [1, 0], [2, 1]]
 
 
+@pytest.mark.more
 def test_auto_is_the_99th_percentile_within_the_positions(tokenizer: PreTrainedTokenizerBase) -> None:
     texts = pa.chunked_array([["अच्छा " * words for words in range(1, 101)], ["अच्छा " * 400]])
     assert usual_length(texts, tokenizer, None) == 102  # the 100 words of the last but one, and two special tokens

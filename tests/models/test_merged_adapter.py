@@ -568,6 +568,7 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
     assert list((adapter.parent / "new").iterdir()) == []
 
 
+@pytest.mark.more
 def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
     neighbours = {"base", "adapter"}
     for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):

@@ -74,7 +74,8 @@ def test_code_of_a_class_that_transformers_has_is_not_needed_and_its_name_is_tol
     assert load_causal_config(with_settings(folder, architectures=["FlaxGemma3ForCausalLM"])) is not None
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_head_of_ours_on_its_code_sees_later_words_and_is_saved_with_the_code(
     v3: Path, tmp_path: Path, kind: type[Any]
 ) -> None:

@@ -37,12 +37,9 @@ from tests.ranks.test_resume import stopped_copy
 BOUND = {"full": 1e-4, "LoRA": 1e-4, "QLoRA": 1e-2, "bf16": 1e-2}
 OF_THE_CHANGE = 1e-3
 
-# `make test` runs QUICK, one file of each kind; `make test-more` runs MORE too. The others are slow.
-QUICK = {
-    ("classifier", "tp", "full"),
-    ("LLaMA", "zero2", "features"),
-}
-MORE = {("classifier", "zero2", "features"), ("classifier", "fsdp2", "full")}
+# `make test` runs QUICK; `make test-more` runs MORE too. The others are slow.
+QUICK = {("LLaMA", "zero2", "features")}
+MORE = {("classifier", "zero2", "features"), ("classifier", "fsdp2", "full"), ("classifier", "tp", "full")}
 MORE |= {("LLaMA", strategy, "full") for strategy in ("pipeline", "zero3")}
 
 Note = Callable[[str, object], None]
