@@ -168,22 +168,25 @@ def one_run(name: str, contender: str, seed: int, data: Path, work: Path, flags:
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """A line for each set and contender: mean macro-F1 of the seeds, their spread, and the rest."""
-    lines = ["| set | contender | seeds | macro-F1 | spread | n-grams | minutes | rows/s | share of peak |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    """A line for each set and contender: mean macro-F1 of the seeds, their spread, and the rest.
+
+    `ahead` counts the runs that are better than n-grams by more than chance.
+    """
+    lines = ["| set | contender | seeds | macro-F1 | spread | n-grams | ahead | minutes | rows/s | share of peak |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for name in dict.fromkeys(run["set"] for run in runs):
         for contender in dict.fromkeys(run["contender"] for run in runs if run["set"] == name):
             some = [run for run in runs if (run["set"], run["contender"]) == (name, contender)]
             scores = [run["macro_f1"] for run in some]
             spread = f"{statistics.stdev(scores):.3f}" if len(scores) > 1 else ""
-            ngrams = (
-                f"{statistics.mean(run['baseline']['first'] for run in some):.3f}" if "baseline" in some[0] else ""
-            )
+            baselines = [run["baseline"] for run in some if "baseline" in run]
+            ngrams = f"{statistics.mean(each['first'] for each in baselines):.3f}" if baselines else ""
+            ahead = str(sum(each["difference"]["low"] > 0 for each in baselines)) if baselines else ""
             minutes, rate, share = (
                 statistics.median(run[key] for run in some) for key in ("seconds", "rows_per_second", "share_of_peak")
             )
             lines.append(
-                f"| {name} | {contender} | {len(some)} | {statistics.mean(scores):.3f} | {spread} | {ngrams} | "
+                f"| {name} | {contender} | {len(some)} | {statistics.mean(scores):.3f} | {spread} | {ngrams} | {ahead} | "
                 f"{minutes / 60:.1f} | {rate:.0f} | {share:.0%} |"
             )
     return "\n".join(lines)
