@@ -43,6 +43,8 @@ from indictune.models import builtin, fetched
 FILES = {"hinglish": "hinglish_tweets", "tamil": "tamil_codemix", "marathi": "marathi_tweets"}
 SETS = ("built_in", *FILES, "hinglish_300", "marathi_300", "hinglish_3000", "tamil_3000", "marathi_3000")
 E5, MINI, SMALL, STOCK = "multilingual-e5-small", "MiniLM", "built-in encoder", "stock script, multilingual-e5-small"
+CONTENDERS = [E5, MINI, SMALL, STOCK]
+SEEDS = 3
 RECIPES = {True: "recipes/sentiment/small_data.yaml", False: "recipes/sentiment/large_data.yaml"}  # under 5,000 rows
 FEW_ROWS = 5_000
 EPOCHS = 3  # of the stock script by default
@@ -156,6 +158,11 @@ def jobs(sets: list[str], contenders: list[str], seeds: int) -> Iterator[tuple[s
                 yield name, contender, seed
 
 
+def kept_in(work: Path, name: str, contender: str, seed: int) -> Path:
+    """The file of a run that was done."""
+    return work / f"{name}-{contender.replace(' ', '_').replace(',', '')}-{seed}.json"
+
+
 def one_run(name: str, contender: str, seed: int, data: Path, work: Path, flags: list[str]) -> dict[str, Any]:
     """Write the rows of a set, and train a contender on them."""
     folder = work / "rows" / name
@@ -185,10 +192,8 @@ def summary(runs: list[dict[str, Any]]) -> str:
             minutes, rate, share = (
                 statistics.median(run[key] for run in some) for key in ("seconds", "rows_per_second", "share_of_peak")
             )
-            lines.append(
-                f"| {name} | {contender} | {len(some)} | {statistics.mean(scores):.3f} | {spread} | {ngrams} | {ahead} | "
-                f"{minutes / 60:.1f} | {rate:.0f} | {share:.0%} |"
-            )
+            cells = name, contender, str(len(some)), f"{statistics.mean(scores):.3f}", spread, ngrams, ahead
+            lines.append(f"| {' | '.join(cells)} | {minutes / 60:.1f} | {rate:.0f} | {share:.0%} |")
     return "\n".join(lines)
 
 
@@ -197,21 +202,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the jsonl files")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--contenders", nargs="+", default=[E5, MINI, SMALL, STOCK])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--work", type=Path, default=Path("outputs/quality"))
     parser.add_argument("--name", default="quality", help="of the result file")
     options, flags = parser.parse_known_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    runs: list[dict[str, Any]] = []
-    todo = list(jobs(options.sets, options.contenders, options.seeds))
-    for at, (name, contender, seed) in enumerate(todo):
-        kept = options.work / f"{name}-{contender.replace(' ', '_').replace(',', '')}-{seed}.json"
+    for name, contender, seed in jobs(options.sets, options.contenders, options.seeds):
+        kept = kept_in(options.work, name, contender, seed)
         if not kept.exists():
             found = one_run(name, contender, seed, options.data, options.work, flags)
             kept.write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
-        runs.append(json.loads(kept.read_text(encoding="utf-8")))
-        not_run = [" / ".join(map(str, each)) for each in todo[at + 1 :]]
+        table = [(each, kept_in(options.work, *each)) for each in jobs(list(SETS), CONTENDERS, SEEDS)]
+        not_run = [" / ".join(map(str, each)) for each, path in table if not path.exists()]
+        runs = [json.loads(path.read_text(encoding="utf-8")) for _, path in table if path.exists()]
         write_results(options.name, {"environment": environment(), "not_run": not_run, "runs": runs})
         print(summary(runs), flush=True)
 
