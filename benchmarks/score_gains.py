@@ -88,7 +88,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout 0.1": {"dropout": 0.1},
     "label smoothing 0.1": {"smoothing": 0.1},
     "class weights": {"class_weights": True},
-    "R-Drop 1": {"r_drop": 1.0},
+    "R-Drop 1, dropout 0.1": {"r_drop": 1.0, "dropout": 0.1},
     "transliterated rows": {"transliterated": True},
     "half of the target from n-grams": {"ngrams": 0.5},
 }
@@ -209,8 +209,8 @@ class Run:
             found.append({"params": [weight], "lr": rate, "weight_decay": decay})
         return found
 
-    def train(self) -> None:
-        """Train to the end of the schedule."""
+    def train(self) -> list[np.ndarray]:
+        """Train to the end of the schedule. Gives the predictions after each epoch."""
         setting = self.setting
         total = setting.epochs * math.ceil(len(self.rows["train"]) / setting.batch)
         warm = max(1, round(setting.warm_up * total))
@@ -220,9 +220,10 @@ class Run:
         )
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         averaged, summed = 0, [torch.zeros_like(weight) for weight in weights] if setting.averaged else []
-        self.model.train()
         epochs = (batches(self.rows["train"], setting.batch, self.order) for _ in range(setting.epochs))
+        after_epochs = list[np.ndarray]()
         for at, batch in enumerate(itertools.chain.from_iterable(epochs)):
+            self.model.train()
             self._loss(*padded(batch, self.pad)).backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
@@ -231,8 +232,11 @@ class Run:
             if at >= total * (1 - setting.averaged):
                 averaged += 1
                 torch._foreach_add_(summed, [weight.data for weight in weights])
+            if (at + 1) % (total // setting.epochs) == 0 and at + 1 < total:
+                after_epochs.append(self.predicted())
         for weight, sum_ in zip(weights, summed, strict=False):
             weight.data.copy_(sum_ / averaged)
+        return [*after_epochs, self.predicted()]
 
     def _loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         first = self.logits(ids, mask)
@@ -300,8 +304,10 @@ def run(job: tuple[str, str, int, Path, Path, str]) -> None:
             targets = targets_of_ngrams(list(texts), numbers, setting.ngrams, seed)
             rows["train"] = [(ids, target) for (ids, _), target in zip(rows["train"], targets, strict=True)]
         trained = Run(setting, model, rows, len(labels), seed)
-        trained.train()
-        predicted = trained.predicted()
+        after_epochs = trained.train()
+        predicted = after_epochs[-1]
+        scores = (difference_of(right, each, each, len(labels)).first for each in after_epochs)
+        about["after_epochs"] = [round(each, 4) for each in scores]
     about |= {"setting": asdict(setting), "seconds": time.monotonic() - began}
     score = difference_of(right, predicted, predicted, len(labels)).first
     kept.write_text(json.dumps(about | {"macro_f1": score, "predicted": predicted.tolist()}), encoding="utf-8")
