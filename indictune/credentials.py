@@ -16,7 +16,9 @@ _TOKEN = re.compile(
 )
 _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
 # A signed URL of the Hub's storage opens a private file to everybody, for an hour.
-_SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"(?<=[?&])([\w-]*(?:signature|credential|token|policy|passw(?:or)?d|pwd)=)[^&\s'\"]+", re.IGNORECASE
+)
 _SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
 FIELD = "hub_token"
 # What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, and deep brackets raise Python's own.

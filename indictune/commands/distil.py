@@ -101,8 +101,10 @@ def _checked(args: DistilFlags, typed: Flags) -> tuple[ServedModel, dict[Path, I
         problems.append(problem("distil-too-many-layers", "--layers", args.layers, model=args.model, most=most))
     texts = problems.attempt(_texts, teacher, typed) or []
     run, held_out = problems.attempt(_training, args.model, teacher, typed, problems) or ({}, {})
-    used = [*sorted(Path(args.model).glob("*.safetensors")), *(Path(each.file.path) for each in texts)]
-    digest = hashlib.sha256(repr([args.layers, *map(content_digest, used)]).encode()).hexdigest()[:12]
+    used = [path for name in MODEL_FILES for path in sorted(Path(args.model).glob(name))]
+    used += [Path(each.file.path) for each in texts]
+    read = {name: run.get(name) for name in (*_LAYOUT, "label_column", "language_column")}
+    digest = hashlib.sha256(repr([args.layers, read, *map(content_digest, used)]).encode()).hexdigest()[:12]
     folder = Path(typed["output_dir"][0])
     problems.attempt(check_folder, folder)
     if not (work := folder / f"distil-{digest}").exists():

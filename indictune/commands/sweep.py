@@ -96,6 +96,7 @@ def plan_of_sweep(flags: Mapping[str, list[str]]) -> SweepPlan:
     problems.raise_any()
     assert metric is not None
     tried = {"task": task.name, "tried": " ".join(words), "seeds": str(args.seeds), "folds": str(args.folds)}
+    tried["storage"] = without_tokens(args.storage or "its own")
     definition = {name: " ".join(typed) for name, typed in whole.items() if name != "output_dir"} | tried
     definition |= {"metric": metric, **row_digests(run.recipe.values)}
     check_definition(folder, definition)
@@ -114,7 +115,7 @@ def plan_of_sweep(flags: Mapping[str, list[str]]) -> SweepPlan:
         maximises=not metric.removeprefix(WORST).startswith(task.lower_is_better),
         storage=args.storage or f"sqlite:///{folder.absolute() / 'sweep.db'}",
         command=partial(_command, replace(asked, recipe=None, content={}), {**whole, **launch}),
-        recipe={**whole, "output_dir": [f"{folder}/best"]},
+        recipe={"task": [task.name], **whole, "output_dir": [f"{folder}/best"]},
     )
 
 
@@ -153,7 +154,7 @@ def _asked(flags: Mapping[str, list[str]]) -> tuple[SweepFlags, Asked]:
 def _whole_flags(asked: Asked) -> dict[str, list[str]]:
     """The recipe and the flags of a run, all as flags. Rows that are named by flags replace those of the recipe."""
     replaced = DATA_SOURCE_FIELDS if asked.flags.keys() & {*FILES_OF_ROWS, "dataset_name"} else ()
-    content = {name: value for name, value in asked.content.items() if name not in (*replaced, DECIDED)}
+    content = {name: value for name, value in asked.content.items() if name not in (*replaced, DECIDED, "task")}
     words = {name: to_words(value) for name, value in content.items() if value is not None} | dict(asked.flags)
     return {name: [*each] for name, each in words.items() if each or name in asked.flags}
 

@@ -111,7 +111,7 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
     """Read the flags, as words or split already, and the recipe, without the libraries of a run."""
     flags = command_line.read_flags(given)
     bare = flags.pop("", [])
-    tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
+    tasks = [word for word in bare if word in WORDS or word in SCRIPTS] + flags.pop("task", [])
     named = [word for word in bare if word not in tasks] + flags.pop("config", [])
     if len(tasks) > 1 or len(named) > 1:
         raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
@@ -171,7 +171,8 @@ def _has_on_hub(name: str) -> bool:
     """Whether a model is in the cache of the Hub's package, or the Hub answers within seconds that it has it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache  # slow to import
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    weights = (try_to_load_from_cache(name, file) for file in ("model.safetensors", "pytorch_model.bin"))
+    if any(isinstance(path, str) for path in weights):
         return True
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_SECONDS_FOR_THE_HUB)

@@ -70,17 +70,22 @@ def document_reader(args: RawTextForm) -> Read[pa.RecordBatch]:
 
 
 def txt_documents(path: str, bad: BadRows, one_a_line: bool) -> Iterator[Record]:
-    """The documents of a txt file, each with its first line, from 1. `bad` gets lines that are not UTF-8."""
+    """The documents of a txt file, each with its first line, from 1.
+
+    `bad` gets lines that are not UTF-8, whose documents are left out.
+    """
     checked_extension(path, (_TXT,))
-    lines, first, size = list[str](), 1, 0
+    lines, first, size, is_broken = list[str](), 1, 0, False
     for number, (line, byte) in enumerate(decoded_lines(path), 1):
         is_blank = not line.strip()
-        if lines and (one_a_line or is_blank or size > _LONGEST):
-            yield first, {"text": "\n".join(lines)}
-            lines, size = [], 0
+        if one_a_line or is_blank or size > _LONGEST:
+            if lines:
+                yield first, {"text": "\n".join(lines)}
+            lines, size, is_broken = [], 0, False
         if byte:
             bad.add(number, "not-utf8", line, byte=byte)
-        elif not is_blank:
+            lines, is_broken = [], True
+        elif not is_blank and not is_broken:
             first = first if lines else number
             lines.append(line.rstrip("\r\n"))
             size += len(line)

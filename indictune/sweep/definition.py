@@ -51,8 +51,8 @@ def read_space(
 def _distribution(flag: str, name: str, given: str) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # in the extra
 
-    values, (low, dots, high) = given.split(","), given.partition("..")
-    if not dots and len({*values} - {""}) == len(values) > 1:
+    values, (low, _, high) = given.split(","), given.partition("..")
+    if len(ends_of(given)) == len(values) and len({*values} - {""}) == len(values) > 1:
         return CategoricalDistribution(values)
     with suppress(ValueError):
         first, last = float(low), float(high)
@@ -65,7 +65,10 @@ def _distribution(flag: str, name: str, given: str) -> BaseDistribution:
 
 def ends_of(values: str) -> list[str]:
     """The values that a flag is given, or both ends of its range."""
-    return values.replace("..", ",").split(",")
+    low, dots, high = values.partition("..")
+    with suppress(ValueError):
+        return [low, high] if dots and (float(low), float(high)) else values.split(",")
+    return values.split(",")
 
 
 def typed(value: float | str) -> str:

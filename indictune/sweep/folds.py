@@ -34,10 +34,14 @@ OF_ROWS = {*DATA_SOURCE_FIELDS, *_COLUMNS, "text_pair_column", "label_map", "del
 def rows_of_folds(recipe: Recipe, task: Task[Any, Any, Any], folds: int) -> Mapping[str, StoredRows]:
     """The training rows, and validation rows if some are named, as a run reads them that holds out none.
 
-    A `UserError` has all problems of the flags and the rows, and refuses what has no folds.
+    A `UserError` has all problems of the flags and the rows, and refuses what has no folds. Languages are not evened
+    out yet: each run does that with its own training rows.
     """
     values = {name: value for name, value in recipe.values.items() if name != "test_file"}
-    plan, problems = plan_of_rows(replace(recipe, values={**values, "validation_split": 0.0}), task)
+    whole = {"validation_split": 0.0, "language_sampling_alpha": 1.0}
+    plan, problems = plan_of_rows(replace(recipe, values={**values, **whole}), task)
+    if plan.data.train_files:
+        raise UserError("folds-of-mixed-files", _FLAG, folds)
     if task.name != "classification" or plan.data.problem_type in (MULTI_LABEL, REGRESSION):
         raise UserError("folds-of-other-task", _FLAG, folds)
     rows = task.read(plan, task.open(plan, problems), problems)
@@ -96,7 +100,7 @@ def _lines(rows: StoredRows) -> list[str]:
 
 
 def write_out_of_fold(plan: SweepPlan, trial: int) -> None:
-    """Write what a trial predicts of each training row, by runs that did not learn it, if its runs are here.
+    """Write what a trial predicts of each training row, by runs that did not learn it; nothing if they are not here.
 
     A row has the place, text and label of the original row, and the mean probabilities over seeds.
     """
@@ -105,6 +109,7 @@ def write_out_of_fold(plan: SweepPlan, trial: int) -> None:
     for name, flags in plan.repeats.items():
         file = plan.folder_of(trial, name) / PREDICTIONS
         if not file.exists():
+            (plan.folder / OUT_OF_FOLD).unlink(missing_ok=True)  # of the best trial before
             return
         rows = [json.loads(line) for line in Path(flags["test_file"][0]).read_text(encoding="utf-8").split("\n")[:-1]]
         for line in file.read_text(encoding="utf-8").split("\n")[:-1]:

@@ -119,4 +119,5 @@ def results_text(trials: Trials) -> str:
     """What the command prints at its end."""
     found, plan = _settings_table(trials), trials.plan
     lines = [table(found.header, found.rows), "", *(f"{each.title}. {each.reason}" for each in _verdicts(trials))]
-    return "\n".join([*lines, f"Written to {plan.folder}: {REPORT}, {RECORD}, {BEST_RECIPE}"])
+    files = [REPORT, RECORD, *([BEST_RECIPE] if trials.ranked() else [])]
+    return "\n".join([*lines, f"Written to {plan.folder}: {', '.join(files)}"])

@@ -29,7 +29,7 @@ from indictune.evaluation.uncertainty import Estimate
 from indictune.files import METRICS, is_finished, json_or_nothing, lock_file, lock_if_possible
 from indictune.stop_signals import Stopped
 from indictune.supervise.run_folder import RUN_LOCK, RunEnd, of_another_launch, run_in_folder
-from indictune.sweep.definition import SweepPlan, Words, typed
+from indictune.sweep.definition import RECORD, SweepPlan, Words, typed
 from indictune.upstream import id_in_storage
 
 _WAIT_S = 1.0
@@ -141,6 +141,7 @@ class Trials:
             if end.state == "resumable":
                 raise Stopped(end.message)
             if end.state == "user_error" and trial.number == 0:
+                (plan.folder / RECORD).unlink(missing_ok=True)  # so that the corrected command may take the folder
                 raise UserError("sweep-first-refused", value=end.message)
             scores = json_or_nothing(folder / METRICS).get(plan.block, {}) if end.state == "ok" else {}
             values[name] = float(scores.get(plan.metric, math.nan))
@@ -153,7 +154,10 @@ class Trials:
         interval = "" if found is None else f"{found.low:.4f} to {found.high:.4f}"
         self._storage.set_trial_user_attr(id_in_storage(trial), "interval", interval)
         self._storage.set_trial_user_attr(id_in_storage(trial), "values", values)
-        self.study.tell(trial.number, statistics.fmean(values.values()))
+        value = statistics.fmean(values.values())
+        if found is not None and plan.block == "test":  # the rows of all folds, as the verdict has them
+            value = found.value
+        self.study.tell(trial.number, value)
 
     def _end_of(self, command: list[str], folder: Path, is_judged: bool) -> RunEnd:
         """How a run ended that was started, or resumed, or had ended before."""

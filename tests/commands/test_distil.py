@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from indictune.commands.distil import run_distil
+from indictune.commands.distil import DistilFlags, _checked, run_distil
 from indictune.commands.export import GraphClassifier
 from indictune.errors import UserError
 from indictune.files import write_yaml
@@ -64,6 +64,15 @@ def test_flags_are_refused_before_anything_is_written(
     with refused(code, flag=flag):
         run_distil(flags_of(teacher, **more))
     assert not (teacher.parent / "out").exists()
+
+
+def test_texts_of_another_column_are_labelled_anew(teacher: Path) -> None:
+    (teacher.parent / "texts.csv").write_text("one,two\nthree,four\n", encoding="utf-8")
+    made = set()
+    for names in ("text other", "other text"):
+        flags = flags_of(teacher, train_file=teacher.parent / "texts.csv") | {"column_names": names.split()}
+        made.add(next(iter(_checked(DistilFlags(flags.pop("")[0]), flags)[1])))
+    assert len(made) == 2
 
 
 def test_all_problems_come_at_once(teacher: Path) -> None:

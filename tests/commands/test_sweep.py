@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sklearn.metrics import f1_score
 
 from indictune.cli import main
 from indictune.commands.sweep import plan_of_sweep
+from indictune.commands.train import read_asked
 from indictune.config.command_line import read_flags
 from indictune.errors import UserError
 from indictune.sweep.definition import SweepPlan
@@ -26,6 +29,11 @@ DEMO = str(ROOT / "recipes/sentiment/demo.yaml")
 
 def planned(folder: Path, *words: str) -> SweepPlan:
     return plan_of_sweep(read_flags([DEMO, "--output_dir", str(folder / "out"), *words]))
+
+
+def hash_of(number: int) -> str:
+    """A word that is like no other one."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
 
 
 def problems(folder: Path, *words: str) -> list[tuple[str, str]]:
@@ -44,6 +52,7 @@ def test_a_plan_has_settings_repeats_and_the_metric_of_the_run(tmp_path: Path) -
     assert list(plan.repeats) == ["seed-17", "seed-18", "seed-19"]
     command = plan.command({"seed": ["18"], "learning_rate": ["3e-4"]}, tmp_path / "run")
     assert command[1:5] == ["-m", "indictune", "train", "classification"]
+    assert read_asked(command[4:]).task == "classification"
     flags = read_flags(command[5:])
     assert flags["learning_rate"] == ["3e-4"]
     assert (flags["seed"], flags["data_seed"]) == (["18"], ["17"])  # all hold out the same rows
@@ -69,6 +78,7 @@ def test_the_definition_has_the_rows_but_not_the_folder(tmp_path: Path) -> None:
 
 def test_flags_of_rows_replace_those_of_the_recipe(tmp_path: Path) -> None:
     flags = planned(tmp_path, "--train_file", "a.csv", "--seed", "3").recipe
+    assert flags["task"] == ["classification"]
     assert "dataset_name" not in flags
     assert (flags["train_file"], flags["seed"], flags["learning_rate"]) == (["a.csv"], ["3"], ["5e-4"])
 
@@ -118,6 +128,22 @@ def test_folds_are_refused_for_other_tasks_and_rare_labels(tmp_path: Path) -> No
     texts = [f"{word} film dekhi aaj humne" for word in ("achhi", "buri", "lambi", "nayi", "purani", "sundar")]
     rows.write_text("text,label\n" + "".join(f"{text},pos\n" for text in texts) + "ek,neg\n", encoding="utf-8")
     assert problems(tmp_path, "--train_file", str(rows), "--folds", "2") == [("fold-lacks-label", "--folds")]
+    mixed = ["--train_files", f"{rows}=2", f"{rows}=1", "--folds", "2"]
+    assert problems(tmp_path, *mixed) == [("folds-of-mixed-files", "--folds")]
+
+
+def test_folds_hold_out_each_row_once_where_runs_even_out_languages(tmp_path: Path) -> None:
+    words = ["hi" if number % 3 else "te" for number in range(60)]
+    texts = [f"{number * 7919} {hash_of(number)}" for number in range(60)]
+    lines = [f"{text},{'ab'[at % 2]},{word}\n" for at, (text, word) in enumerate(zip(texts, words, strict=True))]
+    rows = tmp_path / "t.csv"
+    rows.write_text("text,label,language\n" + "".join(lines), encoding="utf-8")
+    plan = planned(tmp_path, "--train_file", str(rows), "--folds", "2", "--language_sampling_alpha", "0")
+    held_out = [Path(flags["test_file"][0]).read_text(encoding="utf-8") for flags in plan.repeats.values()]
+    places = [json.loads(line)["row"] for file in held_out for line in file.splitlines()]
+    assert sorted(places) == sorted(f"{rows}:{number}" for number in range(2, 62))
+    command = plan.command({**plan.repeats["fold-0-seed-17"]}, tmp_path / "run")
+    assert read_flags(command[5:])["language_sampling_alpha"] == ["0"]
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
@@ -141,6 +167,9 @@ def test_a_sweep_of_folds_gives_predictions_out_of_fold(
     assert [each["state"] for each in record["trials"]] == ["complete", "fail"]
     rows = [json.loads(line) for line in (tmp_path / "out/out_of_fold.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == len({row["row"] for row in rows}) == 31
+    guessed = [max(row["scores"], key=row["scores"].__getitem__) for row in rows]
+    joined = f1_score([row["label"] for row in rows], guessed, average="macro")
+    assert record["trials"][0]["value"] == pytest.approx(joined, abs=1e-4)
     assert all({"text", "label", "language"} <= row.keys() for row in rows)
     assert all(sum(row["scores"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
     named = [file for row in rows for file in [row["row"].rpartition(":")[0]]]
@@ -151,6 +180,7 @@ def test_a_sweep_of_folds_gives_predictions_out_of_fold(
     assert "Settings, the best first" in page
     best = yaml.safe_load((tmp_path / "out/best.yaml").read_text(encoding="utf-8"))
     assert best["per_device_train_batch_size"] == 4
+    assert read_asked([str(tmp_path / "out/best.yaml")]).task == "classification"
     assert "test.jsonl" not in str(best.get("train_file"))
     assert main([*sweep, "--grid", "per_device_train_batch_size=4,2"]) == 2
     assert "sweep-other-definition" in capsys.readouterr().err

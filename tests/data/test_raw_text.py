@@ -67,7 +67,7 @@ def test_a_masked_model_reads_texts_as_its_classifier_does_and_a_causal_one_as_t
 @pytest.mark.parametrize("task", [MLM, CLM], ids=["mlm", "clm"])
 def test_binary_is_refused_with_its_line_or_left_out(tmp_path: Path, task: Any) -> None:
     good = "good text\n\n" * 120
-    (tmp_path / "a.txt").write_bytes(good.encode() + b"\x7fELF\x00\x01\n\nabc \xff\xfe\n")
+    (tmp_path / "a.txt").write_bytes(good.encode() + b"\x7fELF\x00\x01\n\nfirst\nabc \xff\xfe\nlast\n")
     flags = ["--train_file", str(tmp_path / "a.txt"), "--validation_split", "0"]
     found = refused(task, *flags)
     assert {code for code, _ in found} == {"binary-in-text", "not-utf8"}

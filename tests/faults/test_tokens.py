@@ -200,6 +200,7 @@ def test_a_placeholder_for_a_token_is_none(placeholder: str, monkeypatch: pytest
             "for url 'https://cdn/x?Expires=1&Signature=(hidden)&Key-Pair-Id=K' (id 7)",
         ),
         ("https://s3/x?X-Amz-Credential=A%2F1&X-Amz-Date=2", "https://s3/x?X-Amz-Credential=(hidden)&X-Amz-Date=2"),
+        ("postgresql://db:1/x?user=me&password=secret", "postgresql://db:1/x?user=me&password=(hidden)"),
         ("hf://datasets/me/tweets@0f/t.csv, me@host", "hf://datasets/me/tweets@0f/t.csv, me@host"),
     ],
 )

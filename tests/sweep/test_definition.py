@@ -26,6 +26,7 @@ def space(flag: str, name: str, values: str) -> tuple[dict[str, BaseDistribution
         ("num_train_epochs", "2..60", IntDistribution(2, 60)),
         ("warmup_steps", "0..0.3", FloatDistribution(0, 0.3)),
         ("learning_rate", "1e-4,3e-4", CategoricalDistribution(["1e-4", "3e-4"])),
+        ("model_name_or_path", "../a,../b", CategoricalDistribution(["../a", "../b"])),
     ],
 )
 def test_a_range_and_values(name: str, values: str, expected: BaseDistribution) -> None:

@@ -60,6 +60,7 @@ def test_a_first_setting_that_is_refused_ends_the_sweep_and_is_tried_again(tmp_p
     with refused("sweep-first-refused", "it ends as user_error"):
         swept(plan)
     assert [each.state.name for each in Trials(plan).all()] == ["RUNNING"]
+    check_definition(plan.folder, {"weight_decay": "0.02"})  # the corrected command
 
 
 @pytest.mark.parametrize("content", [b"no database, but a text\n" * 100, pytest.param(None, marks=pytest.mark.more)])
