@@ -287,7 +287,7 @@ def run(job: tuple[str, str, int, Path, Path, str]) -> None:
             parts["train"] = parts["train"] + [(in_devanagari(text), label) for text, label in parts["train"]]
             setting = replace(setting, epochs=setting.epochs // 2)
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        rows = {
+        rows: dict[str, Rows] = {
             split: [
                 (ids, labels.index(label))
                 for ids, (_, label) in zip(

@@ -121,7 +121,7 @@ def _problems_of_weights(saved: nn.Module, trained: nn.Module, norms: Norms, tol
     if active is not None:
         name, embedding = active
         assert embedding.start is not None
-        unused = (embedding.position_of.cpu() < 0).nonzero().flatten().split(ROWS_AT_ONCE)
+        unused = (embedding.position_of.cpu() < 0).nonzero().flatten().split(ROWS_AT_ONCE)  # type: ignore[no-untyped-call]
         pairs = ((weights[name][rows], embedding.start[rows].float()) for rows in unused)
         if not all(torch.allclose(*pair, rtol=2**-8, atol=1e-7) for pair in pairs):  # as rounded to half precision
             problems.append(f"{name}: rows that no text uses have changed.")
