@@ -93,6 +93,8 @@ def test_without_a_model_the_best_one_that_can_be_had_is_taken(
     (model / "snapshots" / ("1" * 40)).mkdir(parents=True)
     (model / "snapshots" / ("1" * 40) / "config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(empty / "hub"))
+    assert taken() == ("small_data", fetched.NAME)  # its weights are missing
+    (model / "snapshots" / ("1" * 40) / "pytorch_model.bin").write_bytes(b"weights")
     assert taken() == ("small_data", "ai4bharat/IndicBERTv2-MLM-only")
 
 
