@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,12 +50,12 @@ def read_space(
 def _distribution(flag: str, name: str, given: str) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # in the extra
 
-    values, (low, _, high) = given.split(","), given.partition("..")
-    if len(ends_of(given)) == len(values) and len({*values} - {""}) == len(values) > 1:
+    values, ends = given.split(","), _range(given)
+    if ends is None and len({*values} - {""}) == len(values) > 1:
         return CategoricalDistribution(values)
-    with suppress(ValueError):
-        first, last = float(low), float(high)
-        if flag == "--search" and -math.inf < first < last < math.inf:
+    if ends is not None and flag == "--search":
+        (low, high), (first, last) = ends, map(float, ends)
+        if -math.inf < first < last < math.inf:
             if low.isdecimal() and high.isdecimal():
                 return IntDistribution(int(low), int(high))
             return FloatDistribution(first, last, log=0 < first * _LOG_FROM <= last)
@@ -65,10 +64,17 @@ def _distribution(flag: str, name: str, given: str) -> BaseDistribution:
 
 def ends_of(values: str) -> list[str]:
     """The values that a flag is given, or both ends of its range."""
-    low, dots, high = values.partition("..")
-    with suppress(ValueError):
-        return [low, high] if dots and (float(low), float(high)) else values.split(",")
-    return values.split(",")
+    return list(_range(values) or values.split(","))
+
+
+def _range(values: str) -> tuple[str, str] | None:
+    """Both ends of a range of numbers, such as `1e-5..3e-4`; None for other values, such as `../a,../b`."""
+    low, _, high = values.partition("..")
+    try:
+        float(low), float(high)
+    except ValueError:
+        return None
+    return low, high
 
 
 def typed(value: float | str) -> str:
