@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -38,9 +37,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from benchmarks.environment import environment, write_results
 from benchmarks.quality import SETS, rows_of
 from indictune.data.text.cleaning import clean
-from indictune.evaluation.comparison import difference_of
 from indictune.models import builtin, fetched
-from indictune.training.scored_rows import predicted_by_ngrams
+from indictune.training.scored_rows import ngram_learner, predicted_by_ngrams
 
 Rows = list[tuple[list[int], Any]]  # token ids, and a class or the probability of each
 
@@ -118,8 +116,7 @@ def in_devanagari(text: str) -> str:
 
 def targets_of_ngrams(texts: list[str], labels: list[int], share: float, seed: int) -> list[list[float]]:
     """`share` of what n-grams say that learned four fifths of the rows without this one, and the rest of its label."""
-    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
-    learner = make_pipeline(ngrams, LogisticRegression(max_iter=1_000, tol=1e-3))
+    learner = make_pipeline(*ngram_learner())
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     said = cross_val_predict(learner, texts, labels, cv=folds, method="predict_proba")
     mixed: list[list[float]] = (share * said + (1 - share) * np.eye(said.shape[1])[labels]).tolist()
@@ -306,10 +303,9 @@ def run(job: tuple[str, str, int, Path, Path, str]) -> None:
         trained = Run(setting, model, rows, len(labels), seed)
         after_epochs = trained.train()
         predicted = after_epochs[-1]
-        scores = (difference_of(right, each, each, len(labels)).first for each in after_epochs)
-        about["after_epochs"] = [round(each, 4) for each in scores]
+        about["after_epochs"] = [round(f1_score(right, each, average="macro"), 4) for each in after_epochs]
     about |= {"setting": asdict(setting), "seconds": time.monotonic() - began}
-    score = difference_of(right, predicted, predicted, len(labels)).first
+    score = f1_score(right, predicted, average="macro")
     kept.write_text(json.dumps(about | {"macro_f1": score, "predicted": predicted.tolist()}), encoding="utf-8")
     print(f"{name} / {variant} / {seed}: {score:.4f} in {about['seconds']:.0f} s", flush=True)
 

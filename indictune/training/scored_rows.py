@@ -187,19 +187,25 @@ def chosen_rows(texts: Iterable[str]) -> np.ndarray:
     return chosen
 
 
+def ngram_learner() -> tuple[Any, Any]:
+    """TF-IDF of character n-grams, 2 to 5 within words, and the logistic regression on it; neither has learned yet."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+    from sklearn.linear_model import LogisticRegression
+
+    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
+    return ngrams, LogisticRegression(max_iter=1_000, tol=1e-3)
+
+
 def predicted_by_ngrams(texts: Iterable[str], labels: np.ndarray, others: Iterable[str]) -> np.ndarray:
     """What a logistic regression on TF-IDF of character n-grams, 2 to 5 within words, predicts.
 
     It learns from texts and labels, int [texts], and gives class ids, int [others]. Of a pair it sees the n-grams of
     each text, and how similar the texts are.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
-    from sklearn.linear_model import LogisticRegression
-
-    ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
+    ngrams, regression = ngram_learner()
     learned, labelled = separated(list(texts)), separated(list(others))
     features = _of_pairs(ngrams.fit_transform(chain.from_iterable(learned)), len(learned))
-    model = LogisticRegression(max_iter=1_000, tol=1e-3).fit(features, labels)
+    model = regression.fit(features, labels)
     return cast(np.ndarray, model.predict(_of_pairs(ngrams.transform(chain.from_iterable(labelled)), len(labelled))))
 
 
