@@ -76,7 +76,7 @@ def run_predict(flags: Mapping[str, list[str]]) -> int:
         raise
     except Stopped:
         if rank == 0:
-            print("indictune: stopped. The same command goes on with what is not labelled yet.", file=sys.stderr)
+            print("indictune: stopped. The same command continues with the unlabelled rows.", file=sys.stderr)
         return EXIT_RESUMABLE
     return 0
 

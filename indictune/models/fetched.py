@@ -116,7 +116,8 @@ def write_from_packages(weights: Path, tokenizer: Path, target: Path) -> None:
         "model_max_length": read.sizes["max_position_embeddings"],
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    write_json(target / "tokenizer_config.json", settings | {f"{name}_token": _SPECIAL[name] for name in _SPECIAL})
+    settings |= {f"{name}_token": token for name, token in _SPECIAL.items()}
+    write_json(target / "tokenizer_config.json", settings)
     shutil.copyfile(tokenizer, target / "tokenizer.json")
 
 

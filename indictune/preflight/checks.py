@@ -64,7 +64,7 @@ def _at_a_glance(plan: AnyPlan) -> ResumePoint:
 
 
 def check_snapshots(plan: AnyPlan) -> list[Problem]:
-    """Refuse `--snapshot_steps` beside `--async_save`, and without room for two snapshots of each node held here."""
+    """Refuse `--snapshot_steps` with `--async_save`, and without room for two snapshots of each node held here."""
     training, launch = plan.training, plan.launch
     if not training.snapshot_steps:
         return []

@@ -50,7 +50,7 @@ class NothingLeft(Exception):  # noqa: N818, nothing is wrong
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a trainer knows of its run beside model, rows and objective. By default it is a trainer without a run.
+    """What a trainer knows of its run besides model, rows and objective. By default it is a trainer without a run.
 
     Attributes:
         trusts_checkpoint: `--trust_checkpoint`: read pickles of checkpoints.
