@@ -186,9 +186,19 @@ def read_config(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -> P
         )
         note_commit(config, revision)
         _check_values(config)
-        config = with_own_code(config, args, path, flag)
+        config = _with_its_class(config, args, path, flag)
     trusted_files.check_weights_setting(config, flag)
     return config
+
+
+def _with_its_class(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:
+    if trusted_files.means_own_code(config):
+        return with_own_code(config, args, path, flag)
+    if config.model_type != "gemma3_text":
+        return config
+    from indictune.models.token_heads import taggable
+
+    return taggable(config)
 
 
 def _check_values(config: PreTrainedConfig) -> None:
@@ -340,7 +350,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)
-        return with_own_code(config, args, str(folder), flag)
+        return _with_its_class(config, args, str(folder), flag)
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.trusted_files import means_own_code, own_classes
+from indictune.models.trusted_files import own_classes
 
 _HEADS: Mapping[str, tuple[Any, type[Any]]] = {
     "ForSequenceClassification": (AutoModelForSequenceClassification, GenericForSequenceClassification),
@@ -37,7 +37,7 @@ def runs_own_code(model: nn.Module) -> bool:
 
 
 def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, flag: str) -> PreTrainedConfig:
-    """The configuration; if it means a class of its own code, with heads for texts and tokens on that code's base.
+    """A configuration that means a class of its own code, with heads for texts and tokens on that code's base.
 
     IndicBERT v3 has Gemma 3's configuration and a class that lets tokens see each other in both directions. By its
     configuration alone, transformers (5.23) would load causal Gemma 3, with `trust_remote_code` too, because the code
@@ -50,12 +50,6 @@ def with_own_code(config: PreTrainedConfig, args: ModelArguments, path: str, fla
         UserError: `model-means-its-code` or, without code, `model-class-unknown`.
     """
     own, named = own_classes(config), list(map(str, config.architectures or ()))
-    if not means_own_code(config):
-        if config.model_type != "gemma3_text":
-            return config
-        from indictune.models.token_heads import taggable
-
-        return taggable(config)
     details = {"classes": ", ".join(named or own.values()), "model_type": config.model_type}
     if not own:
         example = getattr(MODEL_MAPPING.get(type(config), None), "__name__", "BertModel")

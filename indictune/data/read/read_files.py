@@ -369,6 +369,8 @@ class SplitFiles:
     def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows of all files in the form of `read_batches`; class ids become names."""
         rows = self._batches(wanted, bad)
+        if not self.class_names:
+            return rows
         return with_class_names(rows, wanted.roles, self.class_names, self.split, bad, may_be_names=True)
 
     def records(self, bad: BadRows, read: ReadRecords = read_records) -> Iterator[Record]:
