@@ -287,6 +287,7 @@ def test_a_table_of_strategy_files_is_fresh(document: Path) -> None:
     assert set(strategy_files.files()) == set(strategies())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", plan_tables.CONFIGS)
 def test_a_plan_on_the_page_of_strategies_is_fresh(name: str) -> None:
     (found,) = (

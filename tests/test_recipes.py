@@ -67,7 +67,11 @@ def test_the_header_tells_command_hardware_and_itself(path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.slow] * ("70b" in path.name), id=f"{path.parent.name}/{path.name}")
+        pytest.param(
+            path,
+            marks=pytest.mark.slow if "70b" in path.name else pytest.mark.more,
+            id=f"{path.parent.name}/{path.name}",
+        )
         for path in RECIPES
     ],
 )
