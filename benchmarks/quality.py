@@ -81,7 +81,9 @@ def ours(contender: str, files: dict[str, Path], seed: int, folder: Path, flags:
     baseline = json.loads((folder / "baseline.json").read_text(encoding="utf-8"))["overall"]
     train = metrics["train"]
     tokens_per_row = train["tokens_per_second"] / train["samples_per_second"] / (1 - train["padding_fraction"])
-    speed = _speed(contender, train["samples_per_second"], tokens_per_row, tokens_per_row, metrics["dtype"])
+    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()]
+    rate = statistics.median(row["samples_per_second"] for row in log)  # without evaluations, as the stock script's
+    speed = _speed(contender, rate, tokens_per_row, tokens_per_row, metrics["dtype"])
     test = metrics["test"]
     return {
         "macro_f1": test["macro_f1"],
@@ -138,13 +140,19 @@ def _speed(contender: str, rate: float, tokens: float, length: float, dtype: str
 
 def matmul_peak(dtype: torch.dtype) -> float:
     """Floating-point operations a second of a product of large matrices, the best of several."""
-    one, two = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
+    return product_rate((_SIZE, _SIZE, _SIZE), dtype)
+
+
+def product_rate(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a product of (rows x inner) and (inner x columns), the best of several."""
+    rows, inner, columns = shape
+    one, two = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
     times = []
     for _ in range(5):
         began = time.perf_counter()
         one @ two
         times.append(time.perf_counter() - began)
-    return 2 * _SIZE**3 / min(times)
+    return 2 * rows * inner * columns / min(times)
 
 
 def jobs(sets: list[str], contenders: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:
