@@ -96,15 +96,12 @@ def _scores_shown(found: Mapping[str, Any]) -> str:
 
 
 def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
-    import transformers  # slow, as the rest
-
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.breakdown import near_names
     from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of a model that is read already
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM

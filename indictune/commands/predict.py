@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from filelock import Timeout
 from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import TextFileArguments, flag
@@ -68,7 +67,6 @@ class PredictFlags(TextFileArguments):
 def run_predict(flags: Mapping[str, list[str]]) -> int:
     """Label texts with a finished run's classifier."""
     rank = rank_of(os.environ)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     try:
         _predict(read_arguments(flags, PredictFlags, "model"))
     except UserError:

@@ -117,7 +117,7 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
         raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
     if not tasks and not named and not flags:
         raise UserError("train-what")
-    path = _recipe_path(named[0]) if named else None
+    path = recipe_path(named[0]) if named else None
     content = {} if path is None else command_line.load_recipe(path)
     problems = Problems()
     launch = _launch(flags, problems)
@@ -218,7 +218,7 @@ def _rows(asked: Asked, name: str) -> int | None:
     return int(given[0]) if given and given[0].isdecimal() else None
 
 
-def _recipe_path(named: str) -> Path:
+def recipe_path(named: str) -> Path:
     """The recipe of that path, or the installed one of that name."""
     path = Path(named)
     if path.suffix in _OF_ROWS:

@@ -28,9 +28,11 @@ SCRIPTS |= {"mlm": "train_mlm.py", "clm": "train_clm.py"}
 WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}
 
 # Variables by which a script knows the process of `indictune train` that has started it, by its number; by which
-# `indictune.train` in Python names the file for the status of a command, and `indictune parity` that for a trace.
+# `indictune.train` in Python names the files for the status of a command and of the functions that it is given, and
+# `indictune parity` that for a trace.
 LAUNCHED_BY = "INDICTUNE_LAUNCHED_BY"
 STATUS_FILE = "INDICTUNE_STATUS_FILE"
+OBJECTS_FILE = "INDICTUNE_PYTHON_OBJECTS"
 PARITY_TRACE = "INDICTUNE_PARITY_TRACE"
 
 # The flags that most runs need, by subject.

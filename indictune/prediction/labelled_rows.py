@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -29,7 +29,14 @@ from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
 from indictune.errors import Problems, UserError, attributed_to
 from indictune.files import kind_of_file
-from indictune.prediction.served_classifier import Classifier, Reading, check_pairs, served_model
+from indictune.prediction.served_classifier import (
+    Classifier,
+    Reading,
+    ServedModel,
+    check_pairs,
+    served_in_memory,
+    served_model,
+)
 
 _FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")
 SCORE = "score_"  # begins the name of a column with the scores of a label
@@ -38,32 +45,77 @@ Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
 
 
 Text = str | tuple[str | None, str | None] | None  # a text, or two for a model of pairs
+Given = str | Path | tuple[Any, Any]  # the folder of a finished run, or a model and its tokenizer in memory
+_STREAMED_ROWS = 256
 
 
-def label_texts(folder: str | Path, texts: Sequence[Text], **flags: Any) -> list[dict[str, Any]]:
-    """Label texts, or pairs of two, with a finished run's classifier. `flags` are those of `indictune predict`.
+def opened_model(model: Given, asked: ClassifierArguments) -> tuple[ServedModel, Any]:
+    """A classifier before its weights are read, and the model if it is in memory; a `UserError` if it is none."""
+    if isinstance(model, tuple):
+        return served_in_memory(*model, asked), model[0]
+    problems, asked.model = Problems(), str(model)
+    served = served_model(asked, problems, may_tag=True)
+    problems.raise_any()
+    assert served is not None
+    return served, None
+
+
+def label_texts(model: Given, texts: Sequence[Text], **flags: Any) -> list[dict[str, Any]]:
+    """Label texts, or pairs of two, with a classifier. `flags` are those of `indictune predict`.
 
     Returns:
         For each text `text`, of pairs `text_pair`, `label`, `scores` (label -> probability) and `language`. The label
         is a list if the model gives several or tags words, a number without scores for a regression, and None for a
         text without words.
     """
-    are_pairs = any(isinstance(each, tuple | list) for each in texts)
+    return list(label_stream(model, iter(check_texts(texts)), max(1, len(texts)), **flags))
+
+
+def label_stream(
+    model: Given, texts: Iterator[Text], at_once: int = _STREAMED_ROWS, **flags: Any
+) -> Iterator[dict[str, Any]]:
+    """The same row by row, for texts that are not known beforehand. The model is checked at once."""
+    asked = ClassifierArguments(**flags)
+    served, loaded = opened_model(model, asked)
+    first = list(islice(texts, at_once))
+    if first:
+        check_pairs(served.reading, _are_pairs(check_texts(first)), "texts")
+    classifier = Classifier(served, asked.max_tokens_per_device, loaded) if first else None
+    return _labelled(classifier, first, texts, at_once)
+
+
+def _labelled(
+    classifier: Classifier | None, chunk: list[Text], texts: Iterator[Text], at_once: int
+) -> Iterator[dict[str, Any]]:
+    while classifier is not None and chunk:
+        yield from as_records(label(classifier, text_batch(check_texts(chunk))))
+        chunk = list(islice(texts, at_once))
+
+
+def label_table(model: Given, file: str, **flags: Any) -> pa.Table:
+    """The labels of the rows of a file, in the same order: `label`, `language`, and `score_<label>` of each label."""
+    asked = TextFileArguments(input_file=file, **flags)
+    served, loaded = opened_model(model, asked)
+    source, bad = text_file(asked, served.reading), BadRows(file)
+    rows = sum(batch.num_rows for batch in source.windows(bad))
+    bad.finish(rows)
+    classifier = Classifier(served, asked.max_tokens_per_device, loaded)
+    labelled = pa.Table.from_batches(label(classifier, batch) for batch in source.windows(BadRows(file)))
+    return labelled.drop_columns([name for name in ("text", "text_pair") if name in labelled.schema.names])
+
+
+def _are_pairs(texts: Sequence[Text]) -> bool:
+    return any(isinstance(each, tuple | list) for each in texts)
+
+
+def check_texts(texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts, or pairs of texts; a `UserError` for anything else."""
     parts = [each if isinstance(each, tuple | list) else (each,) for each in texts]
     are_texts = all(isinstance(part, str | None) for each in parts for part in each)
-    if isinstance(texts, Mapping) or not are_texts or {*map(len, parts)} - {1 + are_pairs}:
+    if isinstance(texts, Mapping) or not are_texts or {*map(len, parts)} - {1 + _are_pairs(texts)}:
         reason = "expected a text, a list of texts, or a list of pairs of texts"
         raise UserError("wrong-type", "texts", type(texts).__name__, reason=reason)
-    problems = Problems()
-    asked = ClassifierArguments(model=str(folder), **flags)
-    served = served_model(asked, problems, may_tag=True)
-    if served is not None and len(texts):
-        problems.attempt(check_pairs, served.reading, are_pairs, "texts")
-    problems.raise_any()
-    assert served is not None
-    if not len(texts):
-        return []
-    return list(as_records(label(Classifier(served, asked.max_tokens_per_device), text_batch(texts))))
+    return texts
 
 
 def text_batch(texts: Sequence[Text]) -> pa.RecordBatch:
@@ -235,10 +287,16 @@ def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _name_of(role: str) -> str:
-    """The name of a column in the output, where a kept one may not hide a label or a score."""
+    """The name of a column in the output, where a kept one may not hide a text, a label or a score."""
     name = role.removeprefix(KEPT)
-    is_taken = name in ("text", "text_pair", "label", "language") or name.startswith(SCORE)
-    return f"input_{name}" if is_taken and role != name else name
+    if role == name:
+        return role
+    return f"input_{name}" if name in ("text", "text_pair") else name_beside_labels(name)
+
+
+def name_beside_labels(name: str) -> str:
+    """The name that a column of the input gets beside labels and scores."""
+    return f"input_{name}" if name in ("label", "language") or name.startswith(SCORE) else name
 
 
 def equal_windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

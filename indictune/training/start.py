@@ -24,7 +24,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import compatibility, resume, snapshots, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.command_line import DECIDED, PARITY_TRACE
+from indictune.config.command_line import DECIDED, OBJECTS_FILE, PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
@@ -97,6 +97,11 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
             run.warn([f"Ignoring --divergence_check_steps {every}: one process has nothing to compare with."])
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    if OBJECTS_FILE in os.environ:
+        from indictune.python_objects import functions_of_program
+
+        for each in functions_of_program()["callbacks"]:
+            trainer.add_callback(each)
     trainer.add_callback(ReportProgress())
     trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
@@ -336,8 +341,8 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
     write_json(plan.output_dir / compatibility.FLAG_FILES, flag_contents(plan) | rows)
 
 
-def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it."""
+def begin_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> None:
+    """Add all callbacks, compare the ranks, and write the recipe. All ranks must call it."""
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
         from indictune.training.rank_consistency import check_ranks_agree
@@ -357,6 +362,10 @@ def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoi
     if tokens.health is not None and run.rank == 0:
         write_json(plan.output_dir / HEALTH, tokens.health.as_json())
     run.trainer = trainer
+
+
+def train_model(trainer: ExactTrainer, point: ResumePoint) -> TrainOutput:
+    """Train, from the resume point if it has a checkpoint. All ranks must call it."""
     try:
         return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
     except NothingLeft:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from indictune.api import Result, evaluate, predict, train
+from indictune.api import evaluate, predict, train
 from indictune.commands.merge import MergeFlags, merge
+from indictune.results import Result
 from tests.ranks.launching import ROOT
 
 pytestmark = pytest.mark.more
