@@ -14,7 +14,7 @@ FOLDER = Path(__file__).with_name("notebooks")
 
 def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs, after running it in a folder."""
-    book = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    book: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
     return book
 
