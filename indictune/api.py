@@ -191,15 +191,17 @@ def predict(texts: Any, model: Given, **flags: Any) -> Any:
         UserError: the folder holds no finished classifier, or it needs pairs of texts, or single ones.
     """
     from indictune.prediction import labelled_rows
-    from indictune.python_objects import is_table, rows_file, with_columns
+    from indictune.python_objects import has_columns, with_columns, write_rows
 
     named = model if isinstance(model, tuple) else _folder(model)
     if isinstance(texts, Iterator):
         return labelled_rows.label_stream(named, texts, **flags)
-    if is_table(texts) and type(texts).__name__ != "Series":
-        found = labelled_rows.label_table(named, rows_file(texts, "texts"), **flags)
+    if has_columns(texts):
+        with TemporaryDirectory(prefix="indictune-") as folder:
+            found = labelled_rows.label_table(named, str(write_rows(texts, "texts", Path(folder))), **flags)
         return with_columns(texts, found, labelled_rows.name_beside_labels)
-    return labelled_rows.label_texts(named, [texts] if isinstance(texts, str) else list(texts), **flags)
+    several = [texts] if isinstance(texts, str) else texts if isinstance(texts, Mapping) else list(texts)
+    return labelled_rows.label_texts(named, several, **flags)
 
 
 def chat(message: str, model: Given, **flags: Any) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,11 @@ _EXPECTED = "expected a file, a table of pandas, polars or arrow, a Dataset, or 
 _SPLITS = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
 
 
-def is_table(value: object) -> bool:
-    """Whether a value holds rows itself, and does not name them."""
+def has_columns(value: object) -> bool:
+    """Whether a value is a table, and no sequence of texts."""
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Mapping)
-    return not isinstance(value, str | os.PathLike | int | float | Mapping) and value is not None
+    return type(value).__name__ in ("DataFrame", "Table", "RecordBatch", "Dataset")
 
 
 def tables_as_files(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,45 +46,47 @@ def tables_as_files(values: Mapping[str, Any]) -> dict[str, Any]:
             found |= {
                 flag: rows_file(rows, flag) for flag, rows in splits.items() if flag == name or flag not in values
             }
-        elif name.endswith("_file") and is_table(value):
+        elif name.endswith("_file") and not isinstance(value, str | os.PathLike | None):
             found[name] = rows_file(value, name)
     return found
 
 
 def rows_file(rows: Any, flag: str) -> str:
-    """The path of a file in the cache with the rows of a table; equal rows have one file.
-
-    Raises:
-        UserError: `wrong-type` for what is no table, or has columns of several types.
-    """
+    """The path of a file in the cache with the rows of a table; equal rows have one file. Errors as of `write_rows`."""
     folder = cache_folder() / "tables"
-    with kept_in(folder, "The rows"), _refused(flag, rows), TemporaryDirectory() as work:
-        if isinstance(rows, list | tuple):
-            written = Path(work, "rows.jsonl")
-            lines = (json.dumps(_plain(row), ensure_ascii=False) for row in rows)
-            written.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        else:
-            written = Path(work, "rows.parquet")
-            _write_table(rows, written)
+    with kept_in(folder, "The rows"), TemporaryDirectory() as work:
+        written = write_rows(rows, flag, Path(work))
         with written.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         kept = folder / f"{digest}{written.suffix}"
         if not kept.exists():
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = folder / f".{kept.name}.{os.getpid()}"
-            unfinished.write_bytes(written.read_bytes())
+            shutil.copyfile(written, unfinished)
             unfinished.replace(kept)
     return str(kept)
 
 
-@contextmanager
-def _refused(flag: str, rows: Any) -> Iterator[None]:
-    """A block in which pyarrow and json raise what they cannot write."""
+def write_rows(rows: Any, flag: str, folder: Path) -> Path:
+    """Write the rows of a table as parquet, or of dictionaries as json lines.
+
+    Raises:
+        UserError: `wrong-type` for what is no table, or has columns of several types.
+    """
+    if not has_columns(rows):
+        raise UserError("wrong-type", flag, type(rows).__name__, reason=_EXPECTED)
+    is_list = isinstance(rows, list | tuple)
+    path = folder / f"rows.{'jsonl' if is_list else 'parquet'}"
     try:
-        yield
+        if is_list:
+            lines = (json.dumps(_plain(row), ensure_ascii=False) for row in rows)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        else:
+            _write_table(rows, path)
     except (TypeError, ValueError) as error:  # pyarrow's are of these
         reason = f"{_EXPECTED} ({str(error).splitlines()[0]})"
         raise UserError("wrong-type", flag, type(rows).__name__, reason=reason) from error
+    return path
 
 
 def _library(rows: Any) -> str:

@@ -81,6 +81,8 @@ NO_TABLES: dict[str, object] = {
     "object": object(),
     "list": [{"text": object()}],
     "mixed column": pd.DataFrame({"text": ["a", 1]}),
+    "splits": datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}),
+    "texts": ["a", "b"],
     "stream": datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
 }
 

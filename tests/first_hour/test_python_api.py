@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import datasets
 import httpx2
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -131,7 +133,10 @@ def test_a_table_an_iterator_and_a_model_in_memory_get_the_labels_of_texts(finis
     loaded = indictune.load(finished_run.folder)
     loaded.model.train()
     assert indictune.predict(texts[0], loaded)[0]["scores"] == pytest.approx(rows[0]["scores"], abs=1e-6)
-    assert indictune.predict(pd.Series(texts), loaded)[1]["label"] == rows[1]["label"]
+    for column in (pd.Series(texts), np.array(texts), datasets.Dataset.from_dict({"text": texts})["text"]):
+        assert indictune.predict(column, loaded)[1]["label"] == rows[1]["label"]
+    with refused("wrong-type", flag="texts"):
+        indictune.predict({"train": texts}, loaded)
     with refused("predict-needs-classifier", flag="model"):
         indictune.predict(texts, (loaded.model.bert, loaded.tokenizer))
     with pytest.raises(UserError):
