@@ -200,7 +200,7 @@ def predict(texts: Any, model: Given, **flags: Any) -> Any:
         with TemporaryDirectory(prefix="indictune-") as folder:
             found = labelled_rows.label_table(named, str(write_rows(texts, "texts", Path(folder))), **flags)
         return with_columns(texts, found, labelled_rows.name_beside_labels)
-    several = [texts] if isinstance(texts, str) else texts if isinstance(texts, Mapping) else list(texts)
+    several: Any = [texts] if isinstance(texts, str) else texts if isinstance(texts, Mapping) else list(texts)
     return labelled_rows.label_texts(named, several, **flags)
 
 

@@ -52,7 +52,7 @@ def tables_as_files(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_file(rows: Any, flag: str) -> str:
-    """The path of a file in the cache with the rows of a table; equal rows have one file. Errors as of `write_rows`."""
+    """The path of a file in the cache with the rows of a table; equal rows have one file. Raises as `write_rows`."""
     folder = cache_folder() / "tables"
     with kept_in(folder, "The rows"), TemporaryDirectory() as work:
         written = write_rows(rows, flag, Path(work))
