@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import json
 import re
-import string
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -29,7 +28,7 @@ from docs import (
     strategy_files,
 )
 from indictune.commands import VERBS
-from indictune.errors import catalogue
+from indictune.errors import catalogue, in_capitals
 from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.raw_text import MaskedText
@@ -102,15 +101,7 @@ def groups_of_codes(text: str) -> list[tuple[str, list[str]]]:
 
 def described(entry: Mapping[str, str]) -> list[str]:
     """Message and way out of a code, with placeholders in capitals."""
-    return [shown(entry["problem"]), shown(entry.get("way_out", ""))]
-
-
-def shown(template: str) -> str:
-    """A template of the catalogue, with the name of each placeholder in capitals."""
-    return "".join(
-        escaped(text) + ("" if name is None else name.upper().replace("_", " "))
-        for text, name, _, _ in string.Formatter().parse(template)
-    )
+    return [escaped(in_capitals(entry[name])) for name in ("problem", "way_out")]
 
 
 def escaped(text: str) -> str:
