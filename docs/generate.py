@@ -172,9 +172,17 @@ def without(flags: Mapping[str, Flag], shared: Sequence[Flag]) -> list[Flag]:
 
 
 def section(title: str, flags: Iterable[Flag]) -> str:
-    """A heading and the table of some flags, in the order of their names."""
-    rows = [[f"`--{flag.name}`", flag.kind, flag.default, flag.help] for flag in sorted(flags)]
+    """A heading and the table of some flags, in the order of their names, each with a link to itself."""
+    program = "" if title == "All scripts" else f"{re.sub(r'[^a-z]+', '-', title).strip('-')}-"
+    rows = [
+        [linked_flag(f"{program}{flag.name}", flag.name), flag.kind, flag.default, flag.help] for flag in sorted(flags)
+    ]
     return f"## {title}\n\n{table(['flag', 'values', 'default', 'what it does'], rows)}"
+
+
+def linked_flag(anchor: str, name: str) -> str:
+    """The name of a flag, which is a link to where it stands. `#learning_rate` is that of all scripts."""
+    return f'<a id="{anchor}"></a>[`--{name}`](#{anchor})'
 
 
 def inherited_section() -> str:

@@ -18,6 +18,7 @@ from indictune.config.command_line import aliases, flags_of
 
 _NO_FLAG = "There is no such flag here."
 _BY_NAME = "Roles and texts are found by their usual names."
+_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}  # of LLaMA-Factory's list
 _SHAREGPT = "conversations"  # a form of its own
 _PLAIN = re.compile(r"-?\d+(\.\d+)?|true|false")  # values that need no quotes
 _ENDINGS = {".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".gz", ".zst"}  # of files of rows
@@ -52,10 +53,10 @@ class Translation:
         """The recipe as a file."""
         head = f"# Made of {source.name}, a recipe of {self.tool}. global_batch_size is that of one GPU."
         left = [f"# {key} was left out: {reason}" for key, reason in self.left.items()]
-        plain = {
-            key: yaml.safe_load(each) if _PLAIN.fullmatch(str(each)) else each for key, each in self.recipe.items()
-        }
-        body = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        read = (
+            (key, yaml.safe_load(each) if _PLAIN.fullmatch(str(each)) else each) for key, each in self.recipe.items()
+        )
+        body = yaml.safe_dump(dict(read), sort_keys=False, allow_unicode=True)
         return "\n".join([head, *left, body])
 
 
@@ -66,7 +67,12 @@ def translate(content: Mapping[str, Any], tool: str) -> Translation:
     for key, value in given.items():
         if key in _OF_SPLITS:
             made.recipe.setdefault("dataset_splits", []).append(f"{_OF_SPLITS[key]}={value}")
-        elif key not in (*_OF_ROWS, *_PER_EPOCH, "gradient_accumulation_steps"):
+        elif key not in (
+            *_OF_ROWS,
+            *_PER_EPOCH,
+            "gradient_accumulation_steps",
+            "warmup_steps" in given and "warmup_ratio",
+        ):
             _translate_key(key, value, made)
     _add_rows(given, made)
     rows, steps = _ROWS_OF_A_STEP[tool]
@@ -106,15 +112,13 @@ def _translate_key(key: str, value: Any, made: Translation) -> None:
         made.left[key] = reason if not here else "It is a number of rows, and --validation_split is a share."
     elif here == "lora_target_modules" and isinstance(value, str):
         made.recipe[here] = "all-linear" if value in ("all", "all-linear") else [*map(str.strip, value.split(","))]
-    elif key != "warmup_ratio" or "warmup_steps" not in made.recipe:
+    else:
         made.recipe[here] = value
 
 
 def _add_rows(given: Mapping[str, Any], made: Translation) -> None:
     """Add the files or the dataset of the Hub that hold the rows."""
-    for key in _OF_ROWS:
-        if key not in given or key == "dataset_dir":
-            continue
+    for key in (each for each in _OF_ROWS if each in given and each != "dataset_dir"):
         role = "validation" if key in ("test_datasets", "val_dataset", "eval_dataset") else "train"
         held = given[key]
         if isinstance(held, Mapping):  # dataset_mixture
@@ -140,34 +144,29 @@ def _registered(name: str, folder: Path) -> dict[str, Any]:
 def _add_entries(key: str, role: str, entries: Sequence[Mapping[str, Any]], made: Translation) -> None:
     files, hub = list[str](), list[Mapping[str, Any]]()
     for each in entries:
-        path = str(each.get("data_files") or each.get("path") or each.get("id") or "")
-        if Path(path.partition("#")[0]).suffix in _ENDINGS or _tables()["entries"]["file"] in each:
-            files.append(path.partition("#")[0])
+        path, _, some = str(each.get("path") or each.get("id") or "").partition("#")
+        named = each.get("data_files") or [path]
+        if Path(path).suffix in _ENDINGS or _tables()["entries"]["file"] in each:
+            files += [named] if isinstance(named, str) else named
         else:
-            hub.append({**each, "path": path.partition("#")[0]})
-        if "#" in path:
-            made.left[f"{key} {path}"] = "All rows are read. Cut the file, or use --max_steps."
+            hub.append({**each, "path": path})
+        if some:
+            made.left[f"{key} {path}#{some}"] = "All rows are read. Cut the file, or use --max_steps."
         made.left |= {f"{key}.{name}": _BY_NAME for name in each.keys() - _tables()["entries"]["known"]}
         if each.get("type") == "completion":
             made.recipe |= {"task": "clm", "text_column": each.get("field") or "text"}
-        renamed: dict[str, Any] = {"messages": each.get("field_messages"), **_names(each.get("columns"))}
+        held = {"messages": each.get("field_messages")}
+        held |= each["columns"] if isinstance(each.get("columns"), Mapping) else {}  # TRL's are a list
+        renamed = {_COLUMNS.get(name, name): theirs for name, theirs in held.items()}
         if columns := {ours: theirs for ours, theirs in renamed.items() if theirs not in (None, ours, _SHAREGPT)}:
             made.recipe["columns"] = columns
     unknown = [each["unknown"] for each in hub if "unknown" in each]
     if files and not hub:
         made.recipe[f"{role}_file"] = files
     elif len({each["path"] for each in hub}) == 1 and not files and not unknown and role == "train":
-        config, split = (
-            hub[0].get("name") or hub[0].get("config"),
-            "+".join(filter(None, (x.get("split") for x in hub))),
-        )
+        config = hub[0].get("name") or hub[0].get("config")
+        split = "+".join(filter(None, (each.get("split") for each in hub)))
         made.recipe |= {"dataset_name": hub[0]["path"]} | ({"dataset_config_name": config} if config else {})
         made.recipe |= {"dataset_splits": [f"train={split}"]} if split else {}
     else:
         made.left[key] = f"{', '.join(unknown) or 'A run reads files, or one dataset of the Hub'}. Use --{role}_file."
-
-
-def _names(columns: Any) -> dict[str, str]:
-    """The names of columns by ours, of LLaMA-Factory's list."""
-    theirs: dict[str, str] = {"prompt": "instruction", "query": "input", "response": "output"}
-    return {theirs.get(each, each): name for each, name in columns.items()} if isinstance(columns, Mapping) else {}

@@ -106,6 +106,7 @@ class FileFormArguments(Checked):
     quoting: Literal["standard", "none"] = flag(
         "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
     )
+    sheet: str | None = flag(None, "Name of the sheet to read of an xlsx or ods file. Default: the first one.")
 
 
 @dataclass

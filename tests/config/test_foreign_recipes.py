@@ -82,6 +82,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
             "global_batch_size": 32,
             "bf16": True,
             "lr_scheduler_type": "cosine",
+            "warmup_steps": 0.03,
         },
         {"system", "model_author", "model_name", "dataset data/alpaca_hi.jsonl#500"},
     ),
@@ -165,6 +166,10 @@ def test_values_without_a_counterpart_are_named() -> None:
     assert "one dataset of the Hub" in made.left["dataset"]
     text = {"datasets": [{"path": "some/text", "type": "completion", "field": "body"}], "micro_batch_size": "2"}
     made = translate({**text, "base_model": "m"}, "axolotl")
+    files = {"path": "json", "data_files": ["a.json", "b.json"], "ds_type": "json", "type": "alpaca"}
+    assert translate({"datasets": [files]}, "axolotl").recipe["train_file"] == ["a.json", "b.json"]
+    both = translate({"warmup_steps": "10", "warmup_ratio": "0.1"}, "TRL").recipe
+    assert both["warmup_steps"] == "10"
     assert translate({"evals_per_epoch": "0"}, "axolotl").recipe["eval_strategy"] == "no"
     assert [made.recipe[each] for each in ("task", "text_column", "dataset_name")] == ["clm", "body", "some/text"]
 
