@@ -83,7 +83,7 @@ _ALL = (
          ("FOLDER [--port P] [--export FOLDER]",), logs=True, listens=True),
     Verb("vocabulary", "give a model tokens for scripts that it splits badly",
          ("extend MODEL --train_file F --tokens N --output_dir D",), logs=True),
-    Verb("merge", "make an adapter and its base one model", ("FOLDER --output_dir D [--dtype T]",)),
+    Verb("merge", "make an adapter and its base one model", ("FOLDER --output_dir D [--dtype T]",), logs=True),
     Verb("export", "write a model for ONNX Runtime or llama.cpp",
          ("FOLDER [--format onnx|gguf] [--output_dir D] [--int8 true]",), logs=True),
     Verb("push", "upload a finished model with its card to the Hub",
