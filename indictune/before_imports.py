@@ -24,7 +24,7 @@ from indictune.config.command_line import (
 )
 from indictune.console_text import printable
 from indictune.credentials import holds_token, without_tokens
-from indictune.errors import UserError
+from indictune.errors import UserError, linked
 
 _LOOK_EVERY_S = 0.5
 
@@ -66,7 +66,8 @@ def _answer_help_and_typos() -> None:
     problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
     problems += early_problems(read, [task])
     if problems and not _is_launched() and not any(map(holds_token, sys.argv)):  # of tokens the run says more
-        print(printable(without_tokens(f"indictune: {UserError(problems=problems).message}")), file=sys.stderr)
+        message = printable(without_tokens(f"indictune: {UserError(problems=problems).message}"))
+        print(linked(message, sys.stderr), file=sys.stderr)
         sys.exit(2)
 
 

@@ -17,11 +17,12 @@ from indictune.config.command_line import (
     help_of,
     read_command_line,
     read_flags,
+    scripts_with,
     unknown_name,
 )
 from indictune.console_text import in_columns, printable
 from indictune.credentials import without_tokens
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.errors import Problem, Problems, UserError, linked, problem
 from indictune.versions import __version__
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -45,15 +46,28 @@ _MEANT = {
     **dict.fromkeys(("classify", "classification"), "train sentiment"),
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
     **dict.fromkeys(("server", "api", "deploy"), "serve"),
-    **dict.fromkeys(("gradio", "space", "web", "ui"), "demo"),
+    **dict.fromkeys(("gradio", "space", "web", "ui", "webui", "webchat"), "demo"),
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
     **dict.fromkeys(("upload", "publish", "push_to_hub"), "push"),
     **dict.fromkeys(("merge_lora", "merge-lora"), "merge"),
     **dict.fromkeys(("onnx", "convert"), "export"),
     **dict.fromkeys(("gguf",), "export ... --format gguf"),
+    **dict.fromkeys(
+        ("quantize", "quantise", "quant"), "export ... --int8 true` or `indictune merge ... --to_4bit true"
+    ),
     **dict.fromkeys(("init", "new", "examples", "configs", "quickstart"), "recipes"),
     **dict.fromkeys(("resume",), "train ... --resume_from_checkpoint auto"),
+}
+
+# (verb, flag) -> the flag of the verb: the finished model is --model everywhere, and was called otherwise by some.
+_SPELLINGS = {
+    ("merge", "adapter"): "model",
+    ("push", "folder"): "model",
+    ("checkpoint", "folder"): "model",
+    ("report", "model"): "runs",
+    ("plan", "model"): "model_name_or_path",
+    ("inspect", "model"): "model_name_or_path",
 }
 
 
@@ -94,6 +108,7 @@ def _run(name: str, flags: TypedFlags) -> int:
     verb = VERBS[name]
     bare = flags.get("", [])
     tasks = [WORDS.get(word, word) for word in bare if word in WORDS or word in SCRIPTS] if verb.takes_run else []
+    flags = {_SPELLINGS.get((name, each), each): words for each, words in flags.items()}
     if "help" in flags:
         print(_help(verb, tasks, flags["help"]), end="")
         return 0
@@ -116,7 +131,6 @@ def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
     known = [*own, "config"]
     if verb.takes_run:
         known += [name for task in tasks for name in flags_of(task)]
-        known += ["model"] if verb.name == "plan" else []
     problems = Problems(_unknown(verb, name, flags[name], known) for name in flags if name and name not in known)
     if verb.name in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
         problems += early_problems(read_command_line(flags), tasks)
@@ -126,7 +140,7 @@ def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
 def _unknown(verb: Verb, name: str, words: Sequence[str], known: Sequence[str]) -> Problem:
     if verb.name == "doctor" and name in flags_of("indictune train"):
         return problem("doctor-under-launcher", f"--{name}", " ".join(words))
-    return unknown_name(name, "--", known)
+    return unknown_name(name, "--", known, scripts_with(name) if verb.takes_run else ())
 
 
 def _refused(error: UserError, in_lines: bool = False) -> int:
@@ -136,5 +150,5 @@ def _refused(error: UserError, in_lines: bool = False) -> int:
 
         write_status(None, "user_error", without_tokens(error.message), error.problems)
     text = printable(without_tokens(f"indictune: {error.message}"))
-    print(in_columns(text) if in_lines else text, file=sys.stderr)
+    print(linked(in_columns(text) if in_lines else text, sys.stderr), file=sys.stderr)
     return EXIT_REFUSED

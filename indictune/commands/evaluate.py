@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indictune.commands import until_stopped
+from indictune.config.command_line import with_flag
 from indictune.config.shared_arguments import EvaluationArguments, flag
 from indictune.console_text import printable, table
 from indictune.errors import Problems, UserError, problem
@@ -44,7 +45,9 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.config.recipe import read_recipe
 
-    recipe = read_recipe(flags, (EvaluateFlags,))
+    if len(bare := flags.get("", [])) > 1:
+        raise UserError("bare-word", value=bare[1], way_out=f"Use --test_file {bare[1]}.")
+    recipe = read_recipe(with_flag(flags, "model"), (EvaluateFlags,))
     if "compare" in flags:
         from indictune.evaluation.comparison import print_comparison
 

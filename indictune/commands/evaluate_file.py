@@ -28,7 +28,7 @@ from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up, make_trainer
 from indictune.training.task_trainer import RunContext
 
-_USAGE = "indictune evaluate --model DIR --test_file F"
+_USAGE = "indictune evaluate FOLDER --test_file F"
 
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
@@ -42,7 +42,7 @@ FROM_TRAINING = (
 
 
 def evaluation_of(recipe: Recipe, in_memory: Model | None = None) -> Callable[[Run], None]:
-    """The script of `indictune evaluate --model DIR --test_file F [--output_dir D]`.
+    """The script of `indictune evaluate FOLDER --test_file F [--output_dir D]`.
 
     Weights that are `in_memory` take the place of those in the folder. The recipe gets the values that the flags leave
     open, and the problems.

@@ -61,7 +61,6 @@ class PlanFlags(MachineArguments):
 def run_plan(flags: Mapping[str, list[str]]) -> int:
     """Print which strategy files fit a run; exit code 1 if nothing fits."""
     flags = with_flag(flags, "config")
-    flags = {"model_name_or_path" if name == "model" else name: words for name, words in flags.items()}
     args, machine, ranking = ranking_of_flags(flags)
     if args.plot is not None:
         draw_plan(ranking, Path(args.plot))

@@ -77,8 +77,9 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 
 
 def scripts_with(name: str) -> list[str]:
-    """The scripts that have a flag."""
-    programs = {program for each in _entries() if each["name"] == name for program in each["of"]}
+    """The scripts that have a flag, or the one that it stands for."""
+    names = (name, aliases().get(name, ("",))[0])
+    programs = {program for each in _entries() if each["name"] in names for program in each["of"]}
     return [f"scripts/{SCRIPTS[task]}" for task in sorted(programs) if task in SCRIPTS]
 
 
@@ -286,7 +287,7 @@ def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequ
     """
     is_flag = prefix == "--"
     dashes = "--" if is_flag else ""
-    alias, note = _aliases().get(name, ("", ""))
+    alias, note = aliases().get(name, ("", ""))
     begun = [each for each in known if each.startswith(name)]
     nearest = begun if len(begun) == 1 else difflib.get_close_matches(name, known, n=1, cutoff=_STRICT)
     hint = None
@@ -297,7 +298,7 @@ def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequ
     elif nearest:
         hint = f"Did you mean `{dashes}{nearest[0]}`?"
     elif elsewhere:
-        hint = f"It is a flag of {' and '.join(elsewhere)}."
+        hint = f"It is `{dashes}{alias or name}` of {' and '.join(elsewhere)}."
     return problem("unknown-name", f"{prefix}{name}", way_out=hint, kind="flag" if is_flag else "recipe key")
 
 
@@ -329,7 +330,7 @@ def task_in(content: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _aliases() -> dict[str, tuple[str, str]]:
+def aliases() -> dict[str, tuple[str, str]]:
     """Name elsewhere -> name here, and what differs."""
     text = resources.files("indictune.config").joinpath("aliases.toml").read_text(encoding="utf-8")
     entries = tomllib.loads(text).items()

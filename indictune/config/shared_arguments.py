@@ -106,6 +106,7 @@ class FileFormArguments(Checked):
     quoting: Literal["standard", "none"] = flag(
         "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
     )
+    sheet: str | None = flag(None, "Name of the sheet to read of an xlsx or ods file. Default: the first one.")
 
 
 @dataclass
@@ -261,7 +262,7 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 class EvaluationArguments(TextArguments, RawTextForm, TagArguments, MaskArguments):
     """Which finished model is scored on which rows. Values that are not given are those of its training."""
 
-    model: str = flag("", "The --output_dir of a finished run.")
+    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
     test_file: str = flag("", "Rows in the form of the training rows, with answers.")
     columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
     chat_template: str | None = flag(None, "How messages become text.")

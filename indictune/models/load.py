@@ -107,7 +107,7 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
 
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
     """The model's tokenizer as it is, IndicBERTv2-SS's for all scripts; or a `UserError`, as `chat-template-name`."""
-    path = builtin.resolve(args.model_name_or_path)
+    path = builtin.resolve(args.model_name_or_path, flag)
     trusted_files.check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
     with trusted_files.explained(args, Exception, flag=flag):
@@ -175,7 +175,7 @@ def without_adapter(model: nn.Module) -> Any:
 
 def read_config(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -> PreTrainedConfig:
     """The configuration of a model that is trusted; else a `UserError`, such as `adapter-as-model`."""
-    path = builtin.resolve(args.model_name_or_path)
+    path = builtin.resolve(args.model_name_or_path, flag)
     trusted_files.check_links(Path(path), flag)
     with trusted_files.explained(args, Exception, flag=flag):
         is_config = Path(path).is_file()  # a config.json alone, which `indictune plan` takes

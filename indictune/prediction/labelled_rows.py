@@ -7,12 +7,14 @@ import io
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,7 @@ from indictune.data.bad_rows import BadRows
 from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.read.conll import holds_tweets
+from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import decoded, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
@@ -178,12 +181,15 @@ def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield row | ({"scores": scores} if scores else {}) | {"language": language}
 
 
-def writer_of(path: str) -> Write:
-    """The function that writes the kind of file that the extension says; else `file-kind-unknown`."""
+def writer_of(path: str, for_excel: bool = False) -> Write:
+    """The function that writes the kind of file that the extension says; else `file-kind-unknown`.
+
+    With a byte order mark, Excel reads csv and tsv as UTF-8.
+    """
     extension = Path(path).suffix.lower()
     if extension not in _WRITERS:
         raise UserError("file-kind-unknown", "--output_file", path, expected=", ".join(_WRITERS))
-    return _WRITERS[extension]
+    return _delimited(DELIMITERS[extension], "utf-8-sig") if for_excel else _WRITERS[extension]
 
 
 def as_json_lines(batch: pa.RecordBatch) -> str:
@@ -211,9 +217,9 @@ def _write_parquet(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
         writer.close()
 
 
-def _delimited(delimiter: str) -> Write:
+def _delimited(delimiter: str, encoding: str = "utf-8") -> Write:
     def write(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        text = io.TextIOWrapper(file, encoding=encoding, newline="")
         lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
         for number, batch in enumerate(batches):
             if number == 0:
@@ -236,7 +242,56 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-_WRITERS = {".csv": _delimited(","), ".tsv": _delimited("\t"), ".jsonl": _write_json_lines, ".parquet": _write_parquet}
+MOST_SHEET_ROWS = (1 << 20) - 1  # of Excel, besides the header
+_MOST_LETTERS = 32_767  # of a cell
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_OOXML = "http://schemas.openxmlformats.org"
+_OF_OFFICE, _MAIN = f"{_OOXML}/officeDocument/2006/relationships", f"{_OOXML}/spreadsheetml/2006/main"
+_TYPES = "application/vnd.openxmlformats-"
+_RELATED = f'<Relationships xmlns="{_OOXML}/package/2006/relationships"><Relationship Id="r" Type="{_OF_OFFICE}/'
+_OF_WORKBOOK = {
+    "[Content_Types].xml": f"""<Types xmlns="{_OOXML}/package/2006/content-types">
+<Default Extension="rels" ContentType="{_TYPES}package.relationships+xml"/>
+<Default Extension="xml" ContentType="{_TYPES}officedocument.spreadsheetml.worksheet+xml"/>
+<Override PartName="/workbook.xml" ContentType="{_TYPES}officedocument.spreadsheetml.sheet.main+xml"/></Types>""",
+    "_rels/.rels": f'{_RELATED}officeDocument" Target="workbook.xml"/></Relationships>',
+    "_rels/workbook.xml.rels": f'{_RELATED}worksheet" Target="sheet.xml"/></Relationships>',
+    "workbook.xml": f"""<workbook xmlns="{_MAIN}" xmlns:r="{_OF_OFFICE}">
+<sheets><sheet name="labels" sheetId="1" r:id="r"/></sheets></workbook>""",
+}
+
+
+def _write_workbook(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as book:
+        for part, content in _OF_WORKBOOK.items():
+            book.writestr(part, content)
+        with book.open("sheet.xml", "w", force_zip64=True) as sheet:
+            sheet.write(f'<worksheet xmlns="{_MAIN}"><sheetData>'.encode())
+            for number, batch in enumerate(batches):
+                rows = zip(*batch.to_pydict().values(), strict=True)
+                for row in chain([] if number else [batch.schema.names], rows):
+                    sheet.write(f"<row>{''.join(map(_sheet_cell, row))}</row>".encode())
+            sheet.write(b"</sheetData></worksheet>")
+
+
+def _sheet_cell(value: Any) -> str:
+    """A cell, whose text no program takes for a formula."""
+    value = joined_list(rounded(value))
+    if value is None:
+        return "<c/>"
+    if isinstance(value, int | float):
+        return f"<c><v>{value}</v></c>"
+    text = escape(_NO_XML.sub("", str(value)[:_MOST_LETTERS]))
+    return f'<c t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
+
+
+_WRITERS = {
+    ".xlsx": _write_workbook,
+    ".csv": _delimited(","),
+    ".tsv": _delimited("\t"),
+    ".jsonl": _write_json_lines,
+    ".parquet": _write_parquet,
+}
 
 
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.

@@ -271,6 +271,8 @@ def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
         ("eval", "evaluate"),
         ("tokenize", "prepare"),
         ("init", "recipes"),
+        ("webui", "demo"),
+        ("quantize", "merge ... --to_4bit true"),
     ],
 )
 def test_a_verb_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str], verb: str, meant: str) -> None:
@@ -288,6 +290,20 @@ def test_a_name_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str]
         assert f"`--{here}`" in message or not here
         assert note in message
         assert message.endswith("[unknown-name]\n")
+
+
+def test_flags_of_other_tools_are_answered_by_what_was_meant(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_chat = {"gradient_clipping": "`--max_grad_norm`", "eos_token": "`--chat_template`", "batch": "`--global_batch"}
+    for name, meant in of_chat.items():
+        assert meant in refused(capsys, "train", "llama", f"--{name}", "1")
+    message = refused(capsys, "train", "llama", "--dataset_text_field", "text")
+    assert "It is `--text_column` of " in message
+    assert "scripts/train_clm.py" in message
+    assert "The task decides the loss" in refused(capsys, "train", "llama", "--loss_type", "nll")
+    assert "--strategy zero3" in refused(capsys, "train", "llama", "--deepspeed", "ds.json")
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--strategy"]
+    assert "Did you mean --strategy fsdp2?" in refused(capsys, *words, "fsdp")
+    assert "Use one of 3d, ddp" in refused(capsys, *words, "quick")
 
 
 def test_a_name_that_resembles_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,8 +325,8 @@ def test_help_shows_the_flags_that_matter_then_all_then_those_of_a_word(capsys: 
         return re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
 
     first = names("--help")
-    assert first[:3] == ["dry_run", "num_processes", "strategy"]
-    assert len(first[3:]) == 15
+    assert first[:4] == ["convert", "dry_run", "num_processes", "strategy"]
+    assert len(first[4:]) == 15
     assert {"config", "learning_rate", "train_file"} <= set(first)
     assert set(names("--help", "all")) >= {*flags_of("classification"), "config"}
     assert {"lora_r", "lora_alpha", "method"} <= set(names("llama", "--help", "lora"))
