@@ -17,6 +17,7 @@ from typing import Any
 
 from indictune.config import command_line
 from indictune.config.command_line import SCRIPTS, WORDS, flags_of
+from indictune.config.early_values import value_problems
 from indictune.config.shared_arguments import Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
@@ -125,6 +126,7 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
     known = [*flags_of(task), "config", *vars(launch)]
     problems.extend(command_line.unknown_name(name, "--", known) for name in flags if name not in known)
     problems.extend([] if path is None else command_line.unknown_keys(path, content, task))
+    problems.extend(value_problems(command_line.CommandLine(flags, path, content), [task]))
     problems.raise_any()
     return Asked(task, path, content, flags, launch)
 

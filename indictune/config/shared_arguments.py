@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import glob
 import ipaddress
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -62,9 +62,8 @@ def flag(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def check_ranges(arguments: Any) -> list[Problem]:
-    """Refuse single values that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
-    values = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
+def check_ranges(values: Mapping[str, Any]) -> list[Problem]:
+    """Refuse single values, by field, that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
     given = {name: value for name, value in values.items() if value not in (None, AUTO)}
     low = [name for name in AT_LEAST if name in given and not given[name] >= AT_LEAST[name]]
     found = [problem("expected-at-least", f"--{name}", given[name], smallest=AT_LEAST[name]) for name in low]
@@ -80,7 +79,7 @@ class Checked:
 
     def check(self) -> Iterator[Problem]:
         """The problems of the values. A subclass adds its own to those of `super().check()`."""
-        yield from check_ranges(self)
+        yield from check_ranges(vars(self))
         if self.needed is not None and not getattr(self, self.needed[0]):
             yield problem("argument-missing", f"--{self.needed[0]}", usage=self.needed[1])
 

@@ -206,7 +206,7 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
 
 @pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in RECIPES])
 def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None:
-    asked = read_asked([name.removeprefix("recipes/")])
+    asked = read_asked([name.removeprefix("recipes/"), "--dataset_name", "builtin:tweets"])  # its files are not here
     assert f"\ntask: {asked.task}\n" in recipes()[name].read_text(encoding="utf-8")
 
 
