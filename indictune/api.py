@@ -87,7 +87,7 @@ def train(
         RuntimeError: the run failed.
         KeyboardInterrupt: it was interrupted, and can be resumed by `resume_from_checkpoint="auto"`.
     """
-    from indictune.commands.train import read_asked, with_defaults
+    from indictune.commands.train import read_asked, with_defaults, with_enough_steps
     from indictune.config.command_line import to_flags
 
     given = {**(recipe if isinstance(recipe, Mapping) else {}), **overrides}
@@ -96,7 +96,7 @@ def train(
     asked = read_asked([*words, *to_flags(given)])
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
-    asked = with_defaults(asked)
+    asked = with_defaults(with_enough_steps(asked))
     launch: dict[str, Any] = {"strategy": strategy or asked.launch.strategy}
     launch["num_processes"] = num_processes or asked.launch.num_processes
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])

@@ -18,7 +18,7 @@ from typing import Any
 from indictune.config import command_line
 from indictune.config.command_line import SCRIPTS, WORDS, flags_of
 from indictune.config.early_values import value_problems
-from indictune.config.shared_arguments import Checked, flag
+from indictune.config.shared_arguments import ENOUGH_STEPS, Checked, flag
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
@@ -86,7 +86,7 @@ class Asked:
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
     """Start the run that the flags describe."""
-    asked = chosen(with_defaults(read_asked(flags)))
+    asked = chosen(with_defaults(with_enough_steps(read_asked(flags))))
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
@@ -129,6 +129,16 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
     problems.extend(value_problems(command_line.CommandLine(flags, path, content), [task]))
     problems.raise_any()
     return Asked(task, path, content, flags, launch)
+
+
+def with_enough_steps(asked: Asked) -> Asked:
+    """The same with at least 600 steps for a classifier without a recipe, however few rows there are."""
+    typed = {"min_steps", "max_steps", "num_train_epochs"} & asked.flags.keys()
+    if asked.recipe is not None or asked.task != "classification" or typed:
+        return asked
+    note = "fewer where validation rows show no gain. --num_train_epochs or --max_steps takes yours."
+    print(f"indictune: no recipe given: at least {ENOUGH_STEPS} optimizer steps, {note}", file=sys.stderr)
+    return replace(asked, flags={**asked.flags, "min_steps": [str(ENOUGH_STEPS)]})
 
 
 def with_defaults(asked: Asked) -> Asked:

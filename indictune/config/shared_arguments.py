@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from indictune.errors import Problem, Problems, problem
 
+ENOUGH_STEPS = 600  # optimizer steps in which a small file can be learned
 AUTO = "auto"  # in place of a number: the run finds it
 
 _AT_LEAST_1 = (
@@ -24,7 +25,7 @@ _AT_LEAST_1 = (
 )
 _AT_LEAST_0 = (
     *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),
-    *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
+    *("min_steps", "max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
     *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
 )
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
