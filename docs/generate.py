@@ -54,7 +54,8 @@ TRAINING_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trai
 ERRORS_INTRODUCTION = """\
 # Errors
 
-A problem in what you gave ends a run with exit code 2, before any model is loaded. All problems come in one message.
+A problem in what you gave ends a run with exit code 2, before any model is loaded. Typing errors, numbers, files and
+folders are checked first, within a second, and their problems come in one message. So do all others, seconds later.
 Each message names the flag and the value, and ends with a code in brackets. Find the code below.
 
 `FLAG` stands for the flag, file or recipe key at fault. `VALUE` stands for what it holds. Other words in capitals are

@@ -327,7 +327,7 @@ def serve(model: str | Path | Result, **flags: Any) -> Server:
 
 def _asked(recipe: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> Any:
     """What `indictune train` reads from its command line."""
-    from indictune.commands.train import read_asked, with_defaults
+    from indictune.commands.train import read_asked, with_defaults, with_enough_steps
     from indictune.config.command_line import to_flags
     from indictune.python_objects import tables_as_files
 
@@ -337,7 +337,7 @@ def _asked(recipe: str | Path | Mapping[str, Any], overrides: Mapping[str, Any])
     asked = read_asked([*words, *to_flags(given)])
     if asked.launch.dry_run:
         raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
-    return with_defaults(asked)
+    return with_defaults(with_enough_steps(asked))
 
 
 def _metrics(given: Metrics) -> tuple[dict[str, Any], Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,8 +19,10 @@ from indictune.config.command_line import (
     read_command_line,
     read_flags,
     scripts_with,
+    task_in,
     unknown_name,
 )
+from indictune.config.early_values import is_launched, name_problems, value_problems
 from indictune.console_text import in_columns, printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, Problems, UserError, linked, problem
@@ -135,6 +138,43 @@ def _check_names(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> None:
     if verb.name in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
         problems += early_problems(read_command_line(flags), tasks)
     problems.raise_any()
+    if not is_launched():  # else the run reports them, from one rank
+        Problems(_wrong_values(verb, tasks, flags)).raise_any()
+
+
+_MODEL = ("config.json", "base_config.json")
+_OF_A_RUN = ("train_log.jsonl", "status.json", "logs", "recipe.yaml")  # of which the verb says more
+# A verb, the flag of its folders, and the problem of a folder that holds none of some files.
+_FOLDERS = (
+    *((verb, "model", "no-model", _MODEL + _OF_A_RUN) for verb in ("predict", "serve", "demo", "export")),
+    *((verb, "model", "no-model", _MODEL) for verb in ("evaluate", "chat")),
+    ("evaluate", "compare", "compare-needs-predictions", ("predictions.jsonl",)),
+    ("merge", "adapter", "adapter-config-unreadable", ("adapter_config.json",)),
+    ("push", "folder", "nothing-to-push", _MODEL),
+    ("report", "runs", "report-needs-run", ("metrics.json", "evaluation.json", "train_log.jsonl")),
+)
+_BARE = {"inspect": "train_file"} | {verb: flag for verb, flag, *_ in reversed(_FOLDERS)}
+
+
+def _wrong_values(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> list[Problem]:
+    """The problems of numbers, files and folders that are seen without the libraries of the verb."""
+    bare, given = flags.get("", []), {name: words for name, words in flags.items() if name}
+    if verb.name in _BARE and bare:
+        given.setdefault(_BARE[verb.name], bare if verb.name in ("inspect", "report") else bare[:1])
+    found = list[Problem]()
+    for name, flag, code, files in _FOLDERS:
+        shown = f"indictune {name}" if name in ("push", "report") else f"--{flag}"
+        for folder in given.get(flag, ()) if name == verb.name else ():
+            if not any(os.path.exists(os.path.join(folder, file)) for file in files):
+                missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                found.append(problem(code, shown, folder, missing=files[0], reason=repr(missing)))
+    read = read_command_line(given)
+    named = task_in(read.content)
+    programs = [f"indictune {verb.name}", *([named] if named in SCRIPTS else tasks if verb.takes_run else [])]
+    found += value_problems(read, programs)
+    for name in given.get("repo_id", bare[1:]) if verb.name == "push" else ():
+        found += name_problems(name, "indictune push", name, "Use a name such as you/name.")
+    return found
 
 
 def _unknown(verb: Verb, name: str, words: Sequence[str], known: Sequence[str]) -> Problem:

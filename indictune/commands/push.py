@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, get_token
 from safetensors import safe_open
 
 from indictune.config.arguments import ModelArguments
+from indictune.config.early_values import name_problems
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
@@ -62,7 +63,7 @@ def run_push(flags: Mapping[str, list[str]]) -> int:
     if config_file(folder).is_file():
         problems.attempt(check_publishable, folder, _COMMAND)
     problems.attempt(_check_base, folder)
-    problems.extend(publish.problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
+    problems.extend(name_problems(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
     if get_token() is None:
         problems.append(problem("hub-token-missing", _COMMAND))
     problems.raise_any()

@@ -193,6 +193,11 @@ def load_recipe(
     return content
 
 
+# A run's rows come from one source: one of these on the command line drops them all from the recipe.
+FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
+DATASET_FIELDS = ("dataset_name", "dataset_config_name", "dataset_revision", "dataset_splits")
+DATA_SOURCE_FIELDS = (*DATASET_FIELDS, *FILES_OF_ROWS)
+
 # Key of recipe.yaml for values that followed from launch, machine and rows. They are not read back.
 DECIDED = "decided"
 

@@ -30,6 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.data.text.cleaning import write_devanagari
 from indictune.errors import UserError
+from indictune.files import BASELINE_TYPE, json_or_nothing
 from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.own_code import with_own_code
@@ -361,6 +362,8 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
+    if json_or_nothing(config_file(folder)).get("model_type") == BASELINE_TYPE:
+        import indictune.models.ngrams  # noqa: F401, by which transformers knows it
     with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)

@@ -23,7 +23,7 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.text.pairs import read_pairs
 from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of, words_with_spaces
 from indictune.errors import Problems, UserError
-from indictune.files import METRICS, RECIPE, is_finished
+from indictune.files import BASELINE_TYPE, METRICS, RECIPE, is_finished
 from indictune.models import load
 from indictune.models.adapters import config_file, continues_texts
 from indictune.models.config_shapes import KINDS
@@ -166,7 +166,8 @@ class Classifier:
             kind, _ = KINDS[_OF_WORDS if served.tags_words else _HEAD]
             model = load.load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
         load.check_vocabulary(args, model, tokenizer, flag="--model")
-        self._padded = not self._is_own or served.tags_words or pads("auto", args, config)
+        is_baseline = config.model_type == BASELINE_TYPE
+        self._padded = not self._is_own or served.tags_words or is_baseline or pads("auto", args, config)
         self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)
         if self._padded:
             # Models read a row's first token, or look for the last token that is no padding.

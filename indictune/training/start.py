@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
 from indictune.data.read.row_sources import BUILTIN
 from indictune.distributed import agreement, collectives, process_group, sharding, strategy, zero
-from indictune.distributed.batch_size import split_batch
+from indictune.distributed.batch_size import split_batch, steps_of_run
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
@@ -135,6 +136,24 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
     return agreement.agree("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
+# Ten evaluations of a longer run, which ends after three without a better metric.
+_ENDED_EARLY = {"eval_strategy": "steps", "eval_steps": 0.1, "save_strategy": "steps", "save_steps": 0.1}
+_ENDED_EARLY |= {"early_stopping_patience": 3}
+
+
+def with_least_steps(plan: RunPlan[Data, Training], rows: int, has_validation: bool) -> RunPlan[Data, Training]:
+    """The plan with as many epochs of so many rows as `--min_steps` needs."""
+    training = plan.training
+    batch, least, epochs = training.global_batch_size, training.min_steps, training.num_train_epochs
+    if training.max_steps > 0 or steps_of_run(rows, batch, training.max_steps, epochs) >= least:
+        return plan
+    needed = math.ceil(least / math.ceil(rows / batch))
+    ends_early = has_validation and not _ENDED_EARLY.keys() & plan.recipe.values.keys()
+    note = ", ten evaluations, and an end after three without a better score" if ends_early else ""
+    logger.info("--min_steps %d: %d epochs of %s rows instead of %g%s", least, needed, f"{rows:,}", epochs, note)
+    return plan.derive(num_train_epochs=float(needed), **(_ENDED_EARLY if ends_early else {}))
+
+
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
     """The whole plan, with what follows from the tokens: `--max_length`, the split of the batch, no evaluations.
 
@@ -145,6 +164,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
             has no such communication.
     """
     check_health(tokens.health, plan.configuration)
+    plan = with_least_steps(plan, len(tokens.train), tokens.validation is not None)
     check_cpu_time(plan, tokens.train)
     plan = plan.with_max_length(tokens.max_length)
     by_tokens = plan.training.max_tokens_per_device is not None

@@ -10,12 +10,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from indictune.cli import main
-from indictune.commands.train import read_asked, with_defaults
+from indictune.commands.train import read_asked, with_defaults, with_enough_steps
 from indictune.config.command_line import SCRIPTS, flags_of
 from indictune.models import fetched
 from indictune.versions import recipes, strategies
@@ -96,6 +97,22 @@ def test_without_a_model_the_best_one_that_can_be_had_is_taken(
     assert taken() == ("small_data", fetched.NAME)  # its weights are missing
     (model / "snapshots" / ("1" * 40) / "pytorch_model.bin").write_bytes(b"weights")
     assert taken() == ("small_data", "ai4bharat/IndicBERTv2-MLM-only")
+
+
+def test_without_a_recipe_a_small_file_gets_600_steps(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def added(*words: str) -> dict[str, Sequence[str]]:
+        asked = read_asked(["sentiment", "--train_file", "tweets.csv", *words])
+        more = with_enough_steps(asked).flags
+        return {name: value for name, value in more.items() if name not in asked.flags}
+
+    assert added() == {"min_steps": ["600"]}
+    said = capsys.readouterr().err
+    assert "at least 600 optimizer steps, fewer where validation rows show no gain." in said
+    for flag in ("num_train_epochs", "max_steps", "min_steps"):
+        assert added(f"--{flag}", "5") == {}
+    assert capsys.readouterr().err == ""
+    assert with_enough_steps(read_asked(["sentiment/demo.yaml"])).flags == {}  # a recipe says it
+    assert "min_steps" not in with_enough_steps(read_asked(["ner"])).flags
 
 
 @pytest.mark.slow
@@ -206,7 +223,7 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
 
 @pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in RECIPES])
 def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None:
-    asked = read_asked([name.removeprefix("recipes/")])
+    asked = read_asked([name.removeprefix("recipes/"), "--dataset_name", "builtin:tweets"])  # its files are not here
     assert f"\ntask: {asked.task}\n" in recipes()[name].read_text(encoding="utf-8")
 
 

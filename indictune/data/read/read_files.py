@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 import itertools
 import json
 import re
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.config.early_values import check_exists
 from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
@@ -304,10 +304,7 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
     extension = kind_of_file(path)
     if extensions and extension not in extensions:
         raise UserError("file-kind-unknown", value=path, expected=", ".join(extensions))
-    if not file.exists():
-        names = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
-        near = difflib.get_close_matches(file.name, names, n=1)
-        raise UserError("no-such-file", value=path, way_out=f"Did you mean {file.parent / near[0]}?" if near else None)
+    check_exists(path)
     try:
         file.open("rb").close()
     except OSError as error:
