@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from indictune.errors import UserError
-from indictune.own_process import Server, answer_of, run_verb, serving
 from indictune.results import Result
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Trainer
 
     from indictune.models.load import Model
+    from indictune.own_process import Server
 
 
 class Loaded(NamedTuple):
@@ -63,6 +63,7 @@ def train(
         KeyboardInterrupt: it was interrupted, and can be resumed by `resume_from_checkpoint="auto"`.
     """
     from indictune.config.command_line import to_flags
+    from indictune.own_process import run_verb
 
     named, functions = _metrics(metrics)
     asked = _asked(recipe, {**overrides, **named})
@@ -125,6 +126,7 @@ def evaluate(model: Given, test_file: Any, *, metrics: Metrics = (), **flags: An
         RuntimeError: the evaluation failed.
     """
     from indictune.config.command_line import to_flags
+    from indictune.own_process import run_verb
     from indictune.python_objects import tables_as_files
 
     named, functions = _metrics(metrics)
@@ -293,6 +295,7 @@ def merge(adapter: str | Path | Result, output_dir: str | Path, **flags: Any) ->
         UserError: the folder holds no adapter, its base is not to be had, or the flags are refused.
     """
     from indictune.config.command_line import to_flags
+    from indictune.own_process import run_verb
 
     run_verb(["merge", str(_folder(adapter)), *to_flags({"output_dir": output_dir, **flags})])
     return Path(output_dir)
@@ -306,6 +309,7 @@ def push(model: str | Path | Result, repo_id: str, **flags: Any) -> None:
         RuntimeError: the Hub refused it, or was not reached.
     """
     from indictune.config.command_line import to_flags
+    from indictune.own_process import run_verb
 
     run_verb(["push", str(_folder(model)), repo_id, *to_flags(flags)])
 
@@ -321,6 +325,7 @@ def serve(model: str | Path | Result, **flags: Any) -> Server:
         UserError: the folder holds no finished classifier, or the flags are refused.
     """
     from indictune.config.command_line import to_flags
+    from indictune.own_process import serving
 
     return serving(["serve", str(_folder(model)), *to_flags({"port": 0, **flags})])
 
@@ -353,6 +358,7 @@ def _metrics(given: Metrics) -> tuple[dict[str, Any], Mapping[str, Any]]:
 def _answer(verb: str, flags: Mapping[str, Any], *words: str) -> dict[str, Any]:
     """What a verb prints as JSON."""
     from indictune.config.command_line import WORDS, to_flags
+    from indictune.own_process import answer_of
     from indictune.python_objects import tables_as_files
 
     named = {"task": WORDS.get(flags["task"], flags["task"])} if "task" in flags else {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import FinishedModelArguments, TextFileArguments, flag
@@ -128,7 +128,7 @@ def _plain_model(args: ExportFlags, work: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir=work) as temporary:
         merged = Path(temporary) / "merged"
-        merge(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
+        merge_adapter(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
         yield merged
 
 

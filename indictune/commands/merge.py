@@ -69,12 +69,12 @@ class MergeFlags(Checked):
 def run_merge(flags: Mapping[str, list[str]]) -> int:
     """Write the merged model, with a card that has the scores of the adapter."""
     args = read_arguments(flags, MergeFlags, "model")
-    print(printable(merge(args)))
+    print(printable(merge_adapter(args)))
     write_card(Path(args.output_dir), run=Path(args.model))
     return 0
 
 
-def merge(args: MergeFlags) -> str:
+def merge_adapter(args: MergeFlags) -> str:
     """Write the merged model to `args.output_dir`, whole or not at all. Returns a line for the user.
 
     Raises:

@@ -29,8 +29,9 @@ from indictune.errors import Problem, Problems, UserError, attributed_to, proble
 from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints, lock_if_possible
 from indictune.models.adapters import config_file
 from indictune.prediction import labelled_rows
-from indictune.prediction.labelled_rows import MOST_SHEET_ROWS, TextFile, label, text_batch
+from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, check_pairs, served_model
+from indictune.prediction.written_rows import MOST_SHEET_ROWS, as_json_lines, writer_of
 from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
@@ -151,7 +152,7 @@ def _answer(
         write_output(Path(output), labelled, for_excel)
         return
     for batch in labelled:
-        sys.stdout.write(labelled_rows.as_json_lines(batch))
+        sys.stdout.write(as_json_lines(batch))
         sys.stdout.flush()
 
 
@@ -266,7 +267,7 @@ class LabelledWindows:
         """Write the output, whole or not at all, and remove the folder."""
         batches = (batch for number in range(self.count) for batch in stored_batches(self.path(number)))
         with self.writing(), _whole(self.output, self.folder) as file:
-            labelled_rows.writer_of(str(self.output), for_excel)(file, batches)
+            writer_of(str(self.output), for_excel)(file, batches)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
@@ -290,7 +291,7 @@ class LabelledWindows:
 
 def check_output(path: str) -> None:
     """Refuse an output that exists, of an unknown kind, or in no folder."""
-    labelled_rows.writer_of(path)
+    writer_of(path)
     output = Path(path)
     check_outside_checkpoints(output, _FLAG)
     if os.path.lexists(output):
@@ -303,7 +304,7 @@ def write_output(output: Path, batches: Iterable[pa.RecordBatch], for_excel: boo
     """Write labelled rows, whole or not at all; `output-not-written` if the disk refuses."""
     try:
         with _whole(output, output.parent) as file:
-            labelled_rows.writer_of(str(output), for_excel)(file, batches)
+            writer_of(str(output), for_excel)(file, batches)
     except OSError as error:
         if error.errno not in NO_ROOM | REFUSED:
             raise

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import resolve_revision
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -34,7 +32,7 @@ from indictune.files import BASELINE_TYPE, json_or_nothing
 from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.own_code import with_own_code
-from indictune.upstream import commit_of, note_commit
+from indictune.upstream import commit_of, note_commit, without_progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +272,7 @@ def read_weights(
     is_quantised = quantisation is not None or bool(stored)
     trusted_files.check_weights_setting(config, flag)
     is_pickled = trusted_files.are_pickled(args, flag)
-    with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag), _without_progress_bar():
+    with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag), without_progress_bar():
         model, info = kind.from_pretrained(
             name,
             config=config,
@@ -296,18 +294,6 @@ def read_weights(
         freeze_quantised(model, torch.bfloat16 if kind is AutoModelForCausalLM else torch.float32)
     model.config.use_cache = False  # training reads a text once
     return model, set(info["missing_keys"]) | mismatched
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """A block in which transformers shows no progress, of reading weights."""
-    is_shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if is_shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:

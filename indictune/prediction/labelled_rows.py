@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import re
 import sys
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-from xml.sax.saxutils import escape
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers import PreTrainedConfig
 
 from indictune.config.shared_arguments import ClassifierArguments, TextFileArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
+from indictune.data.columns import KEPT, Wanted, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.read.conll import holds_tweets
-from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import decoded, lines_of_old_macs, opened
 from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
@@ -41,10 +33,7 @@ from indictune.prediction.served_classifier import (
     served_model,
 )
 
-_FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")
 SCORE = "score_"  # begins the name of a column with the scores of a label
-_DIGITS = 6  # of a score; float32 has seven
-Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
 
 
 Text = str | tuple[str | None, str | None] | None  # a text, or two for a model of pairs
@@ -179,119 +168,6 @@ def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         if row["label"] is None:
             scores = dict.fromkeys(scores)
         yield row | ({"scores": scores} if scores else {}) | {"language": language}
-
-
-def writer_of(path: str, for_excel: bool = False) -> Write:
-    """The function that writes the kind of file that the extension says; else `file-kind-unknown`.
-
-    With a byte order mark, Excel reads csv and tsv as UTF-8.
-    """
-    extension = Path(path).suffix.lower()
-    if extension not in _WRITERS:
-        raise UserError("file-kind-unknown", "--output_file", path, expected=", ".join(_WRITERS))
-    return _delimited(DELIMITERS[extension], "utf-8-sig") if for_excel else _WRITERS[extension]
-
-
-def as_json_lines(batch: pa.RecordBatch) -> str:
-    """A line of JSON for each row, with the scores of its labels in one object."""
-    return "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in as_records(batch))
-
-
-def rounded(value: Any) -> Any:
-    """A row with as many digits of its scores as they have."""
-    if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
-    return round(value, _DIGITS) if isinstance(value, float) else value
-
-
-def _write_json_lines(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    file.writelines(as_json_lines(batch).encode() for batch in batches)
-
-
-def _write_parquet(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    writer = None
-    for batch in batches:
-        writer = writer or pq.ParquetWriter(file, batch.schema)
-        writer.write_batch(batch)
-    if writer is not None:
-        writer.close()
-
-
-def _delimited(delimiter: str, encoding: str = "utf-8") -> Write:
-    def write(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-        text = io.TextIOWrapper(file, encoding=encoding, newline="")
-        lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-        for number, batch in enumerate(batches):
-            if number == 0:
-                lines.writerow(map(_cell, batch.schema.names))
-            lines.writerows(zip(*(map(_cell, batch[name].to_pylist()) for name in batch.schema.names), strict=True))
-        text.flush()
-        text.detach()
-
-    return write
-
-
-def _cell(value: Any) -> Any:
-    """A value as training reads it from a csv file: several labels as `a|b`, none of them as `|`.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe, unless it is a number.
-    """
-    if isinstance(value, float):
-        return round(value, _DIGITS)
-    value = joined_list(value)
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-MOST_SHEET_ROWS = (1 << 20) - 1  # of Excel, besides the header
-_MOST_LETTERS = 32_767  # of a cell
-_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-_OOXML = "http://schemas.openxmlformats.org"
-_OF_OFFICE, _MAIN = f"{_OOXML}/officeDocument/2006/relationships", f"{_OOXML}/spreadsheetml/2006/main"
-_TYPES = "application/vnd.openxmlformats-"
-_RELATED = f'<Relationships xmlns="{_OOXML}/package/2006/relationships"><Relationship Id="r" Type="{_OF_OFFICE}/'
-_OF_WORKBOOK = {
-    "[Content_Types].xml": f"""<Types xmlns="{_OOXML}/package/2006/content-types">
-<Default Extension="rels" ContentType="{_TYPES}package.relationships+xml"/>
-<Default Extension="xml" ContentType="{_TYPES}officedocument.spreadsheetml.worksheet+xml"/>
-<Override PartName="/workbook.xml" ContentType="{_TYPES}officedocument.spreadsheetml.sheet.main+xml"/></Types>""",
-    "_rels/.rels": f'{_RELATED}officeDocument" Target="workbook.xml"/></Relationships>',
-    "_rels/workbook.xml.rels": f'{_RELATED}worksheet" Target="sheet.xml"/></Relationships>',
-    "workbook.xml": f"""<workbook xmlns="{_MAIN}" xmlns:r="{_OF_OFFICE}">
-<sheets><sheet name="labels" sheetId="1" r:id="r"/></sheets></workbook>""",
-}
-
-
-def _write_workbook(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as book:
-        for part, content in _OF_WORKBOOK.items():
-            book.writestr(part, content)
-        with book.open("sheet.xml", "w", force_zip64=True) as sheet:
-            sheet.write(f'<worksheet xmlns="{_MAIN}"><sheetData>'.encode())
-            for number, batch in enumerate(batches):
-                rows = zip(*batch.to_pydict().values(), strict=True)
-                for row in chain([] if number else [batch.schema.names], rows):
-                    sheet.write(f"<row>{''.join(map(_sheet_cell, row))}</row>".encode())
-            sheet.write(b"</sheetData></worksheet>")
-
-
-def _sheet_cell(value: Any) -> str:
-    """A cell, whose text no program takes for a formula."""
-    value = joined_list(rounded(value))
-    if value is None:
-        return "<c/>"
-    if isinstance(value, int | float):
-        return f"<c><v>{value}</v></c>"
-    text = escape(_NO_XML.sub("", str(value)[:_MOST_LETTERS]))
-    return f'<c t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
-
-
-_WRITERS = {
-    ".xlsx": _write_workbook,
-    ".csv": _delimited(","),
-    ".tsv": _delimited("\t"),
-    ".jsonl": _write_json_lines,
-    ".parquet": _write_parquet,
-}
 
 
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.

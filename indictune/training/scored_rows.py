@@ -25,7 +25,7 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.languages import scripts_of
 from indictune.errors import UserError
 from indictune.evaluation import breakdown
-from indictune.evaluation.comparison import Comparison, compare, verdict
+from indictune.evaluation.comparison import Comparison, compare_classifiers, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import BASELINE, METRICS, PREDICTIONS, RECIPE, LineFile, json_line, write_json, write_yaml
 from indictune.hub.public_text import without_folders
@@ -207,7 +207,7 @@ def add_baseline(
     ngrams = Ngrams(compress(train.texts, learned), _labels(tokens.train)[learned])
     kept, texts = Dataset(dataset.data.table.filter(labelled)), list(compress(origins.texts, labelled))
     scores = ngrams.log_probabilities(texts, len(objective.names))
-    found = compare(_labels(kept), scores.argmax(1), predicted[labelled], kept["language"][:])
+    found = compare_classifiers(_labels(kept), scores.argmax(1), predicted[labelled], kept["language"][:])
     seconds = time.monotonic() - began
     rows = {"train_rows": int(learned.sum()), "of_train_rows": len(learned)}
     rows |= {"rows": len(kept), "of_rows": len(labelled)}

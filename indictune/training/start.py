@@ -30,7 +30,7 @@ from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.collation import lengths_of
+from indictune.data.batching import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
 from indictune.data.read.row_sources import BUILTIN

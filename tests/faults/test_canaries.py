@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from indictune.checkpoint import store
 from indictune.checkpoint.store import MANIFEST
 from indictune.cli import main
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
@@ -306,14 +306,14 @@ class TestAFinishedModel:
     ) -> None:
         adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
         with refused("adapter-pickled"):
-            merge(MergeFlags(str(adapter), str(tmp_path / "out")))
+            merge_adapter(MergeFlags(str(adapter), str(tmp_path / "out")))
         assert not canary.ran.exists()
 
     @pytest.mark.parametrize(
         "read",
         [
             load_trained,
-            lambda folder: merge(MergeFlags(str(folder), str(folder / "merged"))),
+            lambda folder: merge_adapter(MergeFlags(str(folder), str(folder / "merged"))),
         ],
     )
     @pytest.mark.parametrize(

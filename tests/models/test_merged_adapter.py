@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from indictune.cli import main
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
@@ -104,7 +104,7 @@ def classifier(base: Path, **settings: Any) -> Any:
 
 
 def run(adapter: Path, out: Path, **flags: Any) -> str:
-    return merge(MergeFlags(model=str(adapter), output_dir=str(out), **flags))
+    return merge_adapter(MergeFlags(model=str(adapter), output_dir=str(out), **flags))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.errors import Problems
-from indictune.evaluation.comparison import compare
+from indictune.evaluation.comparison import compare_classifiers
 from indictune.models.ngrams import save_ngrams
 from indictune.prediction.labelled_rows import label_texts
 from indictune.report.reported_run import read_run
@@ -149,7 +149,7 @@ def test_the_likely_cause_names_the_flag_to_change(
     given: AnyPlan, steps: int, counts: dict[str, int], causes: list[str]
 ) -> None:
     right = np.array([0, 1] * 20)
-    found = likely_causes(given, steps, counts, compare(right, right, right, ["hi", "ta"] * 20))
+    found = likely_causes(given, steps, counts, compare_classifiers(right, right, right, ["hi", "ta"] * 20))
     assert len(found) == len(causes)
     assert [cause for cause, said in zip(causes, found, strict=True) if cause not in said] == []
 
@@ -157,9 +157,9 @@ def test_the_likely_cause_names_the_flag_to_change(
 def test_a_model_that_loses_in_one_language_alone_hears_of_its_share() -> None:
     right, languages = np.array([0, 1] * 100), ["hi", "hi", "ta", "ta"] * 50
     in_tamil = np.array(languages) == "ta"
-    found = compare(right, right, np.where(in_tamil, 0, right), languages)
+    found = compare_classifiers(right, right, np.where(in_tamil, 0, right), languages)
     (cause,) = likely_causes(plan("some/model"), 600, {"a": 100}, found)
     assert cause.startswith("It loses in ta alone. --language_sampling_alpha 0.5")
-    found = compare(right, right, 0 * right, languages)  # in both
+    found = compare_classifiers(right, right, 0 * right, languages)  # in both
     (cause,) = likely_causes(plan("some/model"), 600, {"a": 100}, found)
     assert "alone" not in cause
