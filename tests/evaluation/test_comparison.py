@@ -109,6 +109,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     for code, other in others.items():
         assert main(["evaluate", "--compare", run, other]) == 2
         assert capsys.readouterr().err.endswith(f"[{code}]\n")
-    for words, code in (([run], "compare-two-runs"), ([run, run, "--model", "m"], "no-effect")):
+    for words, code in (([run], "compare-two-runs"), ([run, run, "--bf16", "true"], "no-effect")):
         assert main(["evaluate", "--compare", *words]) == 2
         assert capsys.readouterr().err.endswith(f"[{code}]\n")
