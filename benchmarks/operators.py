@@ -55,7 +55,7 @@ def profiled(options: argparse.Namespace, flags: list[str], folder: Path) -> dic
     """Train some steps; the share of each operator in a step, and the products' shapes and rates."""
     words = ["scripts/train_sentiment.py", "--config", options.recipe, "--train_file", str(options.train_file), *flags]
     words += ["--profile_steps", str(STEPS), "--max_steps", str(STEPS + _WARM_UP), "--output_dir", str(folder)]
-    words += ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--report", "false", "--baseline", "false"]
+    words += ["--report", "false", "--baseline", "false"]
     subprocess.run([sys.executable, *words], check=True)
     step_ms = json.loads((folder / "profile/profile.json").read_text(encoding="utf-8"))["ranks"][0]["step_s"] * 1e3
     with gzip.open(folder / "profile/rank-0.json.gz") as file:

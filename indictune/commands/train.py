@@ -46,6 +46,12 @@ _FINE_TUNED = "recipes/sentiment/small_data.yaml"
 _ROWS = {"classification": "builtin:tweets", "tokens": "builtin:names", "chat": "builtin:chats"}
 _ROWS |= dict.fromkeys(("mlm", "clm"), "builtin:tweets")
 _SOURCES = {"dataset_name", "train_file", "train_files", "validation_file", "test_file"}
+# What a run that pretrains on a run's texts takes of it.
+_OF_TEXTS = {
+    *("train_file", "train_files", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_splits"),
+    *("text_column", "language_column", "delimiter", "column_names", "quoting", "bad_rows", "max_bad_fraction"),
+    *("model_name_or_path", "model_revision", "trust_remote_code", "seed", "allow_cpu", "resume_from_checkpoint"),
+}
 _INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
 _SECONDS_FOR_THE_HUB = 3
 _OF_RAW_TEXT = ("mlm", "clm")
@@ -77,11 +83,15 @@ class Asked:
     flags: Mapping[str, Sequence[str]]
     launch: TrainFlags
 
+    def value(self, name: str) -> str:
+        """The value of a flag or a key of the recipe; empty if none is given."""
+        given = self.flags.get(name)
+        return " ".join(given) if given else str(self.content.get(name) or "")
+
     @property
     def output_dir(self) -> str:
         """The folder of the run; empty if none is given."""
-        given = self.flags.get("output_dir")
-        return " ".join(given) if given else str(self.content.get("output_dir") or "")
+        return self.value("output_dir")
 
     def words(self) -> list[str]:
         """The flags as words of a command line."""
@@ -94,6 +104,11 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
     if "convert" in flags:
         return _convert(flags)
     asked = chosen(with_defaults(with_enough_steps(read_asked(flags))))
+    if (recipe := asked.value("pretrain")) and not asked.launch.dry_run:
+        folder = f"{asked.output_dir}-pretrained"
+        if code := run_train(before_labels(asked, recipe, folder)):
+            return code
+        asked = replace(asked, flags={**asked.flags, "model_name_or_path": [folder]})
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
@@ -228,6 +243,16 @@ def _has_on_hub(name: str) -> bool:
         logger.debug("%s: %s", name, error)
         return False
     return True
+
+
+def before_labels(asked: Asked, recipe: str, folder: str) -> dict[str, list[str]]:
+    """The flags of the run that guesses masked words of the same texts, with the same model, into a folder."""
+    words = {name: command_line.to_words(asked.content[name]) for name in asked.content if name in _OF_TEXTS}
+    words |= {name: list(values) for name, values in asked.flags.items() if name in _OF_TEXTS}
+    given = {name: values for name, values in words.items() if values and values != ["None"]}
+    launch = {"strategy": asked.launch.strategy, "num_processes": asked.launch.num_processes}
+    given |= {name: [str(value)] for name, value in launch.items() if value is not None}
+    return {"": ["mlm"], "config": [recipe], **given, "output_dir": [folder]}
 
 
 def chosen(asked: Asked) -> Asked:

@@ -25,7 +25,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import compatibility, resume, snapshots, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.command_line import DECIDED, OBJECTS_FILE, PARITY_TRACE
+from indictune.config.command_line import DECIDED, LAUNCHED_BY, OBJECTS_FILE, PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
@@ -41,7 +41,7 @@ from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy import check_strategy
-from indictune.errors import Problem, Problems
+from indictune.errors import Problem, Problems, UserError
 from indictune.files import AUTO, HEALTH, METRICS, NOTHING_TO_DO, RECIPE, Record, is_finished, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
@@ -190,6 +190,8 @@ def start_ranks(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tupl
             is wrong, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
+    if (recipe := plan.configuration.get("pretrain")) and LAUNCHED_BY not in os.environ:
+        raise UserError("pretrain-without-train", "--pretrain", recipe)
     if not is_one_node(plan.environ):
         from indictune.training.rank_consistency import values_of_rows
 

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from indictune.cli import main
-from indictune.commands.train import read_asked, with_defaults, with_enough_steps
+from indictune.commands.train import before_labels, read_asked, with_defaults, with_enough_steps
 from indictune.config.command_line import SCRIPTS, flags_of
 from indictune.models import fetched
 from indictune.versions import recipes, strategies
@@ -219,6 +220,40 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
     (empty / "r.yaml").write_text(content)
     assert read_asked([*words, "--config", "r.yaml"]).task == task
     assert read_asked([*words, "r.yaml", "--seed", "2"]).task == task
+
+
+def test_a_run_that_pretrains_reads_the_same_texts_of_the_same_model_first(empty: Path) -> None:
+    words = ["--train_file", "a.csv", "b.csv", "--label_column", "y", "--seed", "3", "--num_processes", "2"]
+    asked = read_asked(["sentiment/adapted.yaml", *words, "--output_dir", "out"])
+    first = read_asked(before_labels(asked, asked.value("pretrain"), "out-pretrained"))
+    assert (first.task, first.output_dir, first.launch.num_processes) == ("mlm", "out-pretrained", 2)
+    assert first.recipe == recipes()["recipes/text/mlm_few_texts.yaml"]
+    assert first.flags == {
+        "model_name_or_path": ["fetched:multilingual-e5-small"],
+        "train_file": ["a.csv", "b.csv"],
+        "seed": ["3"],
+        "output_dir": ["out-pretrained"],
+    }
+
+
+@pytest.mark.more
+def test_both_steps_run_and_a_script_refuses_to_leave_the_first_out(tmp_path: Path) -> None:
+    (tmp_path / "mlm.yaml").write_text("task: mlm\nmax_steps: 2\neval_strategy: 'no'\nload_best_model_at_end: false\n")
+    (tmp_path / "both.yaml").write_text(
+        "task: classification\nmodel_name_or_path: builtin:tiny-indic-bert\ndataset_name: builtin:tweets\n"
+        f"max_steps: 2\nreport: false\nbaseline: false\npretrain: {tmp_path / 'mlm.yaml'}\n"
+    )
+    out = tmp_path / "out"
+    flags = [str(tmp_path / "both.yaml"), "--output_dir", str(out)]
+    done = start([*python(), "-m", "indictune", "train", *flags])
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out-pretrained/metrics.json").read_text())["train"]
+    trained = yaml.safe_load((out / "recipe.yaml").read_text(encoding="utf-8"))
+    assert trained["model_name_or_path"] == str(tmp_path / "out-pretrained")
+    again = start([*python(), "-m", "indictune", "train", *flags])
+    assert (again.returncode, "[output-dir-holds-files]" in again.stderr) == (2, True)
+    alone = start([*python(), "scripts/train_sentiment.py", "--config", *flags[:2], str(tmp_path / "alone")])
+    assert (alone.returncode, "[pretrain-without-train]" in alone.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in RECIPES])
