@@ -199,9 +199,9 @@ def _has_on_hub(name: str) -> bool:
 
 def before_labels(asked: Asked, recipe: str, folder: str) -> dict[str, list[str]]:
     """The flags of the run that guesses masked words of the same texts, with the same model, into a folder."""
-    words = {name: command_line.to_words(asked.content[name]) for name in asked.content if name in _OF_TEXTS}
-    words |= {name: list(values) for name, values in asked.flags.items() if name in _OF_TEXTS}
-    given = {name: values for name, values in words.items() if values and values != ["None"]}
+    words = {name: command_line.to_words(value) for name, value in asked.content.items() if value is not None}
+    words |= {name: list(values) for name, values in asked.flags.items()}
+    given = {name: values for name, values in words.items() if name in _OF_TEXTS and values}
     launch = {"strategy": asked.launch.strategy, "num_processes": asked.launch.num_processes}
     given |= {name: [str(value)] for name, value in launch.items() if value is not None}
     return {"": ["mlm"], "config": [recipe], **given, "output_dir": [folder]}
