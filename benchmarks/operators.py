@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import yaml
 from transformers import AutoConfig
 
 from benchmarks.environment import environment, write_results
@@ -60,20 +59,19 @@ def profiled(options: argparse.Namespace, flags: list[str], folder: Path) -> dic
     step_ms = json.loads((folder / "profile/profile.json").read_text(encoding="utf-8"))["ranks"][0]["step_s"] * 1e3
     with gzip.open(folder / "profile/rank-0.json.gz") as file:
         times = own_times(json.load(file)["traceEvents"])
+    shares = Counter({name: us / 1e3 / STEPS / step_ms for name, us in times.items()})
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     train = metrics["train"]
     config = AutoConfig.from_pretrained(folder)
-    rows = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["global_batch_size"]
-    tokens = round(train["tokens_per_second"] / train["samples_per_second"] * rows)
+    tokens = round(train["tokens_per_second"] / train["samples_per_second"] * metrics["global_batch_size"])
     dtype = torch.bfloat16 if metrics["dtype"] == "bfloat16" else torch.float32
     shapes = [(tokens, config.hidden_size, width) for width in (config.hidden_size, config.intermediate_size)]
     peak = matmul_peak(dtype)
-    shares = {name: us / 1e3 / STEPS / step_ms for name, us in times.most_common(options.most)}
     return {
         "step_ms": step_ms,
         "tokens_per_step": tokens,
-        "shares": shares,
-        "in_products": sum(us for name, us in times.items() if name in _PRODUCTS) / 1e3 / STEPS / step_ms,
+        "shares": dict(shares.most_common(options.most)),
+        "in_products": sum(shares[name] for name in _PRODUCTS),
         "products": {" x ".join(map(str, shape)): product_rate(shape, dtype) / peak for shape in shapes},
         "peak_flops": peak,
     }

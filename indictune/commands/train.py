@@ -24,7 +24,7 @@ from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
-from indictune.files import json_or_nothing
+from indictune.files import AUTO, json_or_nothing
 from indictune.models import fetched
 from indictune.stop_signals import OF_SCHEDULERS, killed_processes
 from indictune.supervise import run_folder
@@ -72,6 +72,11 @@ class TrainFlags(Checked):
         None, "Write a recipe of axolotl, LLaMA-Factory, ms-swift or TRL as one of ours to this file, and stop."
     )
 
+    def given(self) -> dict[str, list[str]]:
+        """Those that say where the run takes place."""
+        launch = {"strategy": self.strategy, "num_processes": self.num_processes}
+        return {name: [str(value)] for name, value in launch.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -105,10 +110,9 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
         return _convert(flags)
     asked = chosen(with_defaults(with_enough_steps(read_asked(flags))))
     if (recipe := asked.value("pretrain")) and not asked.launch.dry_run:
-        folder = f"{asked.output_dir}-pretrained"
-        if code := run_train(before_labels(asked, recipe, folder)):
+        code, asked = _pretrain(asked, recipe)
+        if code:
             return code
-        asked = replace(asked, flags={**asked.flags, "model_name_or_path": [folder]})
     launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
@@ -245,13 +249,24 @@ def _has_on_hub(name: str) -> bool:
     return True
 
 
+def _pretrain(asked: Asked, recipe: str) -> tuple[int, Asked]:
+    """Check the run as far as its weights, then pretrain on its texts; the exit code, and the run that follows."""
+    folder = f"{asked.output_dir}-pretrained"
+    second = replace(asked, flags={**asked.flags, "model_name_or_path": [folder]})
+    checked = second if json_or_nothing(Path(folder, "metrics.json")) else asked
+    launch = [word for name, (value,) in asked.launch.given().items() for word in (f"--{name}", value)]
+    command = [sys.executable, "-m", "indictune", "train", asked.task, *checked.words(), *launch, "--dry_run"]
+    return _wait_for(command) or run_train(before_labels(asked, recipe, folder)), second
+
+
 def before_labels(asked: Asked, recipe: str, folder: str) -> dict[str, list[str]]:
     """The flags of the run that guesses masked words of the same texts, with the same model, into a folder."""
-    words = {name: command_line.to_words(asked.content[name]) for name in asked.content if name in _OF_TEXTS}
-    words |= {name: list(values) for name, values in asked.flags.items() if name in _OF_TEXTS}
-    given = {name: values for name, values in words.items() if values and values != ["None"]}
-    launch = {"strategy": asked.launch.strategy, "num_processes": asked.launch.num_processes}
-    given |= {name: [str(value)] for name, value in launch.items() if value is not None}
+    words = {name: command_line.to_words(value) for name, value in asked.content.items() if value is not None}
+    words |= {name: list(values) for name, values in asked.flags.items()}
+    given = {name: values for name, values in words.items() if name in _OF_TEXTS and values}
+    given |= asked.launch.given()
+    if "resume_from_checkpoint" in given:  # one that is named is of the second step
+        given["resume_from_checkpoint"] = [AUTO]
     return {"": ["mlm"], "config": [recipe], **given, "output_dir": [folder]}
 
 

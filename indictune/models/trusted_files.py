@@ -132,7 +132,8 @@ def own_classes(config: PreTrainedConfig) -> dict[str, str]:
 
 def means_own_code(config: PreTrainedConfig) -> bool:
     """Whether a configuration names a class that transformers does not have, or brings code and names no class."""
-    known = {*dir(transformers), "Gemma3TextForTokenClassification", "NgramsForSequenceClassification"}  # of ours
+    of_ours = {"Gemma3TextForTokenClassification", "NgramsForSequenceClassification"}
+    known = {*vars(transformers)["__all__"], *of_ours}  # `dir` takes 0.2 s
     own = {each.rpartition(".")[2] for each in own_classes(config).values()}
     named = {re.sub("^(TF|Flax)", "", str(each)) for each in config.architectures or ()}
     return not own <= known or (bool(own or named) and not named & known)

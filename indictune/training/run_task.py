@@ -11,6 +11,7 @@ from indictune.run import Run
 from indictune.tasks.protocol import Task
 from indictune.training.start import (
     begin_training,
+    check_first_step,
     context_of,
     fit_batches,
     load_model,
@@ -24,7 +25,7 @@ from indictune.training.start import (
 def run_task(task: Task[Any, Any, Any], run: Run, trains: bool = True) -> None:
     """Train a model of the task, save and evaluate it, or only prepare `run.trainer`. All ranks must call it."""
     plan, problems = make_plan(run.recipe, os.environ, task)
-    rows = read_rows(plan, task, problems + preflight(plan, task) + meet_nodes(plan))
+    rows = read_rows(plan, task, problems + preflight(plan, task) + check_first_step(plan) + meet_nodes(plan))
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)

@@ -41,7 +41,7 @@ from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy import check_strategy
-from indictune.errors import Problem, Problems, UserError
+from indictune.errors import Problem, Problems, problem
 from indictune.files import AUTO, HEALTH, METRICS, NOTHING_TO_DO, RECIPE, Record, is_finished, write_json, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
@@ -125,6 +125,13 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
         trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))
 
 
+def check_first_step(plan: AnyPlan) -> list[Problem]:
+    """Refuse a script that would leave the pretraining out, which `indictune train` does first."""
+    recipe = plan.configuration.get("pretrain")
+    left_out = recipe and LAUNCHED_BY not in os.environ
+    return [problem("pretrain-without-train", "--pretrain", recipe)] if left_out else []
+
+
 def meet_nodes(plan: AnyPlan) -> list[Problem]:
     """What another node has other than the first, before a row is read. All ranks must call it, and meet here."""
     if is_one_node(plan.environ):
@@ -190,8 +197,6 @@ def start_ranks(plan: RunPlan[Data, Training], run: Run, tokens: Tokens) -> tupl
             is wrong, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
-    if (recipe := plan.configuration.get("pretrain")) and LAUNCHED_BY not in os.environ:
-        raise UserError("pretrain-without-train", "--pretrain", recipe)
     if not is_one_node(plan.environ):
         from indictune.training.rank_consistency import values_of_rows
 

@@ -228,6 +228,8 @@ def test_a_run_that_pretrains_reads_the_same_texts_of_the_same_model_first(empty
     first = read_asked(before_labels(asked, asked.value("pretrain"), "out-pretrained"))
     assert (first.task, first.output_dir, first.launch.num_processes) == ("mlm", "out-pretrained", 2)
     assert first.recipe == recipes()["recipes/text/mlm_few_texts.yaml"]
+    named = read_asked(["sentiment/adapted.yaml", "--resume_from_checkpoint", "out/checkpoint-8"])
+    assert before_labels(named, "r", "p")["resume_from_checkpoint"] == ["auto"]  # the other is of the second step
     assert first.flags == {
         "model_name_or_path": ["fetched:multilingual-e5-small"],
         "train_file": ["a.csv", "b.csv"],
@@ -250,6 +252,12 @@ def test_both_steps_run_and_a_script_refuses_to_leave_the_first_out(tmp_path: Pa
     assert json.loads((tmp_path / "out-pretrained/metrics.json").read_text())["train"]
     trained = yaml.safe_load((out / "recipe.yaml").read_text(encoding="utf-8"))
     assert trained["model_name_or_path"] == str(tmp_path / "out-pretrained")
+    refused = [*flags, "--output_dir", str(tmp_path / "other"), "--metric_for_best_model", "bleu"]
+    assert start([*python(), "-m", "indictune", "train", *refused]).returncode == 2
+    assert not (tmp_path / "other-pretrained").exists()
+    goes_on = [*flags, "--resume_from_checkpoint", str(out / "checkpoint-2"), "--max_steps", "3"]
+    resumed = start([*python(), "-m", "indictune", "train", *goes_on])
+    assert "Resuming" in resumed.stderr, resumed.stderr
     again = start([*python(), "-m", "indictune", "train", *flags])
     assert (again.returncode, "[output-dir-holds-files]" in again.stderr) == (2, True)
     alone = start([*python(), "scripts/train_sentiment.py", "--config", *flags[:2], str(tmp_path / "alone")])
