@@ -18,7 +18,7 @@ from indictune.api import (
     trainer,
 )
 from indictune.errors import UserError
-from indictune.results import Result
+from indictune.run_result import Result
 from indictune.versions import __version__
 
 __all__ = [

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from indictune.errors import UserError
-from indictune.results import Result
+from indictune.run_result import Result
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Trainer

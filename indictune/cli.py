@@ -149,8 +149,8 @@ _FOLDERS = (
     *((verb, "model", "no-model", _MODEL + _OF_A_RUN) for verb in ("predict", "serve", "demo", "export")),
     *((verb, "model", "no-model", _MODEL) for verb in ("evaluate", "chat")),
     ("evaluate", "compare", "compare-needs-predictions", ("predictions.jsonl",)),
-    ("merge", "adapter", "adapter-config-unreadable", ("adapter_config.json",)),
-    ("push", "folder", "nothing-to-push", _MODEL),
+    ("merge", "model", "adapter-config-unreadable", ("adapter_config.json",)),
+    ("push", "model", "nothing-to-push", _MODEL),
     ("report", "runs", "report-needs-run", ("metrics.json", "evaluation.json", "train_log.jsonl")),
 )
 _BARE = {"inspect": "train_file"} | {verb: flag for verb, flag, *_ in reversed(_FOLDERS)}
@@ -159,6 +159,9 @@ _BARE = {"inspect": "train_file"} | {verb: flag for verb, flag, *_ in reversed(_
 def _wrong_values(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> list[Problem]:
     """The problems of numbers, files and folders that are seen without the libraries of the verb."""
     bare, given = flags.get("", []), {name: words for name, words in flags.items() if name}
+    repositories = given.get("repo_id", bare["model" not in given :]) if verb.name == "push" else []
+    if verb.name == "evaluate" and bare[1:]:
+        return []  # the verb says what the second word is
     if verb.name in _BARE and bare:
         given.setdefault(_BARE[verb.name], bare if verb.name in ("inspect", "report") else bare[:1])
     found = list[Problem]()
@@ -172,7 +175,7 @@ def _wrong_values(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> list[P
     named = task_in(read.content)
     programs = [f"indictune {verb.name}", *([named] if named in SCRIPTS else tasks if verb.takes_run else [])]
     found += value_problems(read, programs)
-    for name in given.get("repo_id", bare[1:]) if verb.name == "push" else ():
+    for name in repositories:
         found += name_problems(name, "indictune push", name, "Use a name such as you/name.")
     return found
 

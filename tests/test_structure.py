@@ -37,7 +37,7 @@ LAYERS = [
     {"indictune.parity_traces", "indictune.serving", "indictune.sweep"},
     {"indictune.commands"},
     {"indictune.cli", "indictune.__main__", "scripts"},
-    {"indictune.api", "indictune.own_process", "indictune.results", "indictune"},  # what `import indictune` gives
+    {"indictune.api", "indictune.own_process", "indictune.run_result", "indictune"},  # what `import indictune` gives
 ]
 TOP_LEVEL = {
     *(".ci", ".gitignore", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),

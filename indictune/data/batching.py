@@ -18,7 +18,7 @@ MicroBatch = list[int]
 
 def lengths_of(dataset: Any) -> torch.Tensor:
     """Tokens of each row of a tokenised dataset, int64 [rows]."""
-    return torch.from_numpy(dataset.with_format("arrow")[:]["length"].to_numpy()).long()
+    return torch.tensor(dataset.with_format("arrow")[:]["length"].to_numpy(), dtype=torch.int64)
 
 
 def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from indictune.api import evaluate, predict, train
 from indictune.commands.merge import MergeFlags, merge_adapter
-from indictune.results import Result
+from indictune.run_result import Result
 from tests.ranks.launching import ROOT
 
 pytestmark = pytest.mark.more

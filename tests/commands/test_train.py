@@ -224,6 +224,8 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
 
 def test_a_run_that_pretrains_reads_the_same_texts_of_the_same_model_first(empty: Path) -> None:
     words = ["--train_file", "a.csv", "b.csv", "--label_column", "y", "--seed", "3", "--num_processes", "2"]
+    for name in ("a.csv", "b.csv"):
+        (empty / name).touch()
     asked = read_asked(["sentiment/adapted.yaml", *words, "--output_dir", "out"])
     first = read_asked(before_labels(asked, asked.value("pretrain"), "out-pretrained"))
     assert (first.task, first.output_dir, first.launch.num_processes) == ("mlm", "out-pretrained", 2)

@@ -264,8 +264,10 @@ class TestARecipe:
     def test_is_refused_by_every_other_command(self, foreign: Path, tmp_path: Path, canary: Canary) -> None:
         (foreign.parent / "own.yaml").write_text("trust_remote_code: true\ntrust_checkpoint: true\n")
         config = ("--config", str(foreign.parent / "own.yaml"), "--output_dir", str(tmp_path / "out"))
+        (tmp_path / "model/adapter_config.json").write_text("{}")
+        (rows := tmp_path / "t.csv").write_text("text,label\na,b\n")
         for verb, flags in (
-            ("evaluate", ("--model", str(tmp_path / "model"), "--test_file", "t.csv", *config)),
+            ("evaluate", ("--model", str(tmp_path / "model"), "--test_file", str(rows), *config)),
             ("merge", (str(tmp_path / "model"), *config)),
             ("checkpoint", (str(tmp_path / "model"), *config[:2])),
         ):

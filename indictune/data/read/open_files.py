@@ -44,7 +44,8 @@ def opened(path: str) -> BinaryIO:
     packing = Path(path).suffix.lower()
     if packing not in PACKED:
         with open(path, "rb") as file, suppress(UnicodeDecodeError):  # of other bytes, which the reader names
-            if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            begin = file.read(4)  # that of UTF-32 begins with that of UTF-16
+            if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and begin != codecs.BOM_UTF32_LE:
                 file.seek(0)
                 return io.BytesIO(file.read().decode("utf-16").encode())
         return open(path, "rb")
