@@ -90,9 +90,11 @@ def trainer(recipe: str | Path | Mapping[str, Any], *, callbacks: Sequence[Any] 
     from indictune.config.command_line import flags_of
     from indictune.config.recipe import read_recipe
     from indictune.run import Run
+    from indictune.supervise.run_folder import log_to_console
     from indictune.tasks.all_tasks import TASKS
     from indictune.training.run_task import run_task
 
+    log_to_console()
     asked = _asked(recipe, overrides)
     task = next(each for each in TASKS if each.name == asked.task)
     whole = ["--active_vocabulary", "off"] if "active_vocabulary" in flags_of(asked.task) else []

@@ -320,6 +320,7 @@ def log_to_console() -> None:
     logging.basicConfig(level=logging.ERROR, handlers=[console])
     _quieten_libraries()
     quieten_requests()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     logging.getLogger("DeepSpeed").disabled = True  # it gets a handler of its own when it is imported later
     logging.getLogger(PACKAGE).setLevel(logging.INFO)
 
