@@ -81,7 +81,7 @@ def trainer(recipe: str | Path | Mapping[str, Any], *, callbacks: Sequence[Any] 
     Args:
         recipe: as of `train`.
         callbacks: of transformers.
-        overrides: as of `train`, without `resume_from_checkpoint`.
+        overrides: as of `train`, without `metrics` and `resume_from_checkpoint`.
 
     Raises:
         UserError: as `train`.
@@ -95,12 +95,14 @@ def trainer(recipe: str | Path | Mapping[str, Any], *, callbacks: Sequence[Any] 
     from indictune.training.run_task import run_task
 
     log_to_console()
+    overrides |= _metrics(overrides.get("metrics", ()))[0]
     asked = _asked(recipe, overrides)
     task = next(each for each in TASKS if each.name == asked.task)
     whole = ["--active_vocabulary", "off"] if "active_vocabulary" in flags_of(asked.task) else []
     read = read_recipe([*whole, *asked.words()], task.arguments)  # so that `.model` is whole at any time
-    if resumed := read.values.get("resume_from_checkpoint"):
-        raise UserError("only-as-command", "resume_from_checkpoint", resumed, command="indictune.train(...)")
+    for name in ("metrics", "resume_from_checkpoint"):
+        if given := read.values.get(name):
+            raise UserError("only-as-command", name, given, command="indictune.train(...)")
     run = Run(read, 0)
     run.output_dir.mkdir(parents=True, exist_ok=True)
     run_task(task, run, trains=False)
@@ -163,12 +165,13 @@ def _evaluated_here(given: Loaded, flags: Mapping[str, Any], functions: Mapping[
         os.environ.update(variable)
         try:
             recipe = read_recipe(to_flags({"model": folder, **flags}), (EvaluateFlags,))
-            score = evaluation_of(recipe, given.model)
+            score, was_training = evaluation_of(recipe, given.model), given.model.training
             recipe.problems.raise_any()
             with redirect_stdout(StringIO()):  # the numbers are returned
                 run = Run(recipe, 0)
                 run.output_dir.mkdir(parents=True, exist_ok=True)
                 score(run)
+            given.model.train(was_training)
             return _json(run.output_dir / "metrics.json")
         finally:
             for name in variable:
@@ -195,12 +198,13 @@ def predict(texts: Any, model: Given, **flags: Any) -> Any:
         UserError: the folder holds no finished classifier, or it needs pairs of texts, or single ones.
     """
     from indictune.prediction import labelled_rows
-    from indictune.python_objects import has_columns, with_columns, write_rows
+    from indictune.python_objects import check_columns, has_columns, with_columns, write_rows
 
     named = model if isinstance(model, tuple) else _folder(model)
     if isinstance(texts, Iterator):
         return labelled_rows.label_stream(named, texts, **flags)
     if has_columns(texts):
+        check_columns(texts, "texts", labelled_rows.name_beside_labels)
         with TemporaryDirectory(prefix="indictune-") as folder:
             found = labelled_rows.label_table(named, str(write_rows(texts, "texts", Path(folder))), **flags)
         return with_columns(texts, found, labelled_rows.name_beside_labels)

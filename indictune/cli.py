@@ -148,6 +148,8 @@ _OF_A_RUN = ("train_log.jsonl", "status.json", "logs", "recipe.yaml")  # of whic
 _FOLDERS = (
     *((verb, "model", "no-model", _MODEL + _OF_A_RUN) for verb in ("predict", "serve", "demo", "export")),
     *((verb, "model", "no-model", _MODEL) for verb in ("evaluate", "chat")),
+    ("distil", "model", "no-model", _MODEL + _OF_A_RUN),
+    ("checkpoint", "model", "no-checkpoints", (".",)),
     ("evaluate", "compare", "compare-needs-predictions", ("predictions.jsonl",)),
     ("merge", "model", "adapter-config-unreadable", ("adapter_config.json",)),
     ("push", "model", "nothing-to-push", _MODEL),
@@ -166,7 +168,7 @@ def _wrong_values(verb: Verb, tasks: Sequence[str], flags: TypedFlags) -> list[P
         given.setdefault(_BARE[verb.name], bare if verb.name in ("inspect", "report") else bare[:1])
     found = list[Problem]()
     for name, flag, code, files in _FOLDERS:
-        shown = f"indictune {name}" if name in ("push", "report") else f"--{flag}"
+        shown = f"indictune {name}" if name in ("push", "report", "checkpoint") else f"--{flag}"
         for folder in given.get(flag, ()) if name == verb.name else ():
             if not any(os.path.exists(os.path.join(folder, file)) for file in files):
                 missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

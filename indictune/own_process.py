@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -65,6 +66,7 @@ class Server:
 
     def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
         self.url, self._process = url, process
+        atexit.register(self.stop)  # else it would outlive the program
 
     def __repr__(self) -> str:
         return f"<Server {self.url}, {'running' if self._process.poll() is None else 'stopped'}>"
@@ -87,11 +89,15 @@ def serving(words: Sequence[str]) -> Server:
         pipe, errors = subprocess.PIPE, subprocess.STDOUT
         process = subprocess.Popen(_command(words), env=_environ(status), encoding="utf-8", stdout=pipe, stderr=errors)
         assert process.stdout is not None
-        for line in process.stdout:
-            if found := _SERVING.search(line):
-                Thread(target=process.stdout.read, daemon=True).start()  # its log, which would fill the pipe
-                return Server(found[1], process)
-            print(line, end="")
+        try:
+            for line in process.stdout:
+                if found := _SERVING.search(line):
+                    Thread(target=process.stdout.read, daemon=True).start()  # its log, which would fill the pipe
+                    return Server(found[1], process)
+                print(line, end="")
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
         _check(words[0], process.wait(), status)
     raise RuntimeError(f"`indictune {words[0]}` ended before it served")
 

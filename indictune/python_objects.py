@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,15 @@ def tables_as_files(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_columns(rows: Any, flag: str, name_of: Callable[[str], str]) -> None:
+    """Refuse a table two of whose columns would have one name (`column-duplicate`), as renamed by `name_of`."""
+    own = rows[0] if isinstance(rows, list | tuple) else getattr(rows, "column_names", None) or rows.columns
+    counts = Counter(name_of(str(name)) for name in own)
+    for name, count in counts.items():
+        if count > 1:
+            raise UserError("column-duplicate", flag, type(rows).__name__, count=count, column=name)
+
+
 def rows_file(rows: Any, flag: str) -> str:
     """The path of a file in the cache with the rows of a table; equal rows have one file. Raises as `write_rows`."""
     folder = cache_folder() / "tables"
@@ -83,10 +93,24 @@ def write_rows(rows: Any, flag: str, folder: Path) -> Path:
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
             _write_table(rows, path)
-    except (TypeError, ValueError) as error:  # pyarrow's are of these
+    except (TypeError, ValueError, NotImplementedError) as error:  # pyarrow's are of these
         reason = f"{_EXPECTED} ({str(error).splitlines()[0]})"
         raise UserError("wrong-type", flag, type(rows).__name__, reason=reason) from error
     return path
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """A block in which datasets shows no progress."""
+    import datasets
+
+    were_shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_shown:
+            datasets.enable_progress_bars()
 
 
 def _library(rows: Any) -> str:
@@ -95,7 +119,11 @@ def _library(rows: Any) -> str:
 
 def _write_table(rows: Any, path: Path) -> None:
     if _library(rows) == "datasets" and type(rows).__name__ == "Dataset":
-        rows.to_parquet(path)  # with the names of its classes
+        with without_bars():
+            rows.to_parquet(path)  # with the names of its classes
+        return
+    if _library(rows) == "polars":
+        rows.write_parquet(path)
         return
     import pyarrow as pa  # slow
     import pyarrow.parquet as pq
@@ -107,16 +135,17 @@ def _write_table(rows: Any, path: Path) -> None:
 def with_columns(rows: Any, more: pa.Table, name_of: Callable[[str], str]) -> Any:
     """A table of the kind of `rows` with further columns; `name_of` renames its own, which may have their names."""
     if isinstance(rows, list | tuple):
-        renamed = ({name_of(name): value for name, value in row.items()} for row in rows)
+        renamed = ({name_of(str(name)): value for name, value in row.items()} for row in rows)
         return [row | found for row, found in zip(renamed, more.to_pylist(), strict=True)]
     library = _library(rows)
     if library == "pandas":
-        return rows.rename(columns=name_of).assign(**more.to_pandas().set_index(rows.index))
+        return rows.rename(columns=lambda name: name_of(str(name))).assign(**more.to_pandas().set_index(rows.index))
     if library == "datasets":
         import datasets
 
         renamed = rows.rename_columns({name: name_of(name) for name in rows.column_names})
-        return datasets.concatenate_datasets([renamed, datasets.Dataset(more)], axis=1)
+        with without_bars():
+            return datasets.concatenate_datasets([renamed, datasets.Dataset(more)], axis=1)
     import pyarrow as pa  # slow
 
     own = pa.table(rows)

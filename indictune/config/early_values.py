@@ -92,6 +92,9 @@ def missing_files(flags: Mapping[str, Sequence[str]]) -> list[Problem]:
         unusable = unusable_model(model, "--model_name_or_path")
         if unusable is not None and not Path(model, "adapter_config.json").exists():  # of which the run says more
             found.append(unusable)
+    for folder in flags.get("resume_from_checkpoint", ()):
+        if folder != AUTO and not os.path.exists(folder):
+            found.append(problem("resume-damaged", "--resume_from_checkpoint", folder, reason="it is not there"))
     if flags.get("push_to_hub") == ["true"]:
         for repository in flags.get("hub_model_id", ()):
             found += name_problems(repository, "--hub_model_id", repository)

@@ -84,7 +84,7 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
         raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
     if SINGLE_SCRIPT in args.model_name_or_path.lower():
         logger.info("The tokenizer of %s writes all Indic scripts in Devanagari.", args.model_name_or_path)
-    lost = lost_vowel_signs(tokenizer)
+    lost = {} if is_baseline(args.model_name_or_path) else lost_vowel_signs(tokenizer)
     if lost:
         keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
         still_lost = lost_vowel_signs(keeping)
@@ -104,6 +104,15 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
     return tokenizer
 
 
+def is_baseline(folder: str | Path) -> bool:
+    """Whether a folder holds a model of character n-grams, which transformers knows then."""
+    if json_or_nothing(config_file(Path(folder))).get("model_type") != BASELINE_TYPE:
+        return False
+    import indictune.models.ngrams  # noqa: F401
+
+    return True
+
+
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
     """The model's tokenizer as it is, IndicBERTv2-SS's for all scripts; or a `UserError`, as `chat-template-name`."""
     path = builtin.resolve(args.model_name_or_path, flag)
@@ -112,6 +121,7 @@ def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrai
     with trusted_files.explained(args, Exception, flag=flag):
         revision = resolve_revision(path, args.model_revision)  # check and read the same commit
         trusted_files.check_tokenizer_settings(path, revision, flag)
+        is_baseline(path)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
@@ -348,8 +358,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
-    if json_or_nothing(config_file(folder)).get("model_type") == BASELINE_TYPE:
-        import indictune.models.ngrams  # noqa: F401, by which transformers knows it
+    is_baseline(folder)
     with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)

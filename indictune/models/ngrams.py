@@ -77,7 +77,9 @@ class NgramTokenizer(PreTrainedTokenizer):
         return [self._numbers[_START], *token_ids_0]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        return ()  # `save_ngrams` has written it
+        path = Path(save_directory, _VOCABULARY)
+        path.write_text(json.dumps(self._numbers, ensure_ascii=False), encoding="utf-8")
+        return (str(path),)
 
 
 class NgramsForSequenceClassification(PreTrainedModel):  # type: ignore[no-untyped-call]

@@ -27,7 +27,18 @@ from indictune.errors import UserError
 from indictune.evaluation import breakdown
 from indictune.evaluation.comparison import Comparison, compare_classifiers, verdict
 from indictune.evaluation.uncertainty import RESAMPLES
-from indictune.files import BASELINE, METRICS, PREDICTIONS, RECIPE, LineFile, json_line, write_json, write_yaml
+from indictune.files import (
+    BASELINE,
+    BASELINE_TYPE,
+    METRICS,
+    PREDICTIONS,
+    RECIPE,
+    LineFile,
+    json_line,
+    json_or_nothing,
+    write_json,
+    write_yaml,
+)
 from indictune.hub.public_text import without_folders
 from indictune.models.atomic_folder import match_config_mode
 from indictune.models.builtin import PREFIX
@@ -213,10 +224,11 @@ def add_baseline(
     rows |= {"rows": len(kept), "of_rows": len(labelled)}
     content = {"model": "character n-grams 2 to 5, TF-IDF, logistic regression", "split": split, "seconds": seconds}
     write_json(run.output_dir / BASELINE, content | rows | asdict(found))
-    if not ngrams.reads_pairs:
+    is_saved = not ngrams.reads_pairs
+    if is_saved:
         numbers = np.flatnonzero(labelled).tolist()
         of_kept = Origins(lambda at: origins.location(numbers[at]), texts)
-        _save(run, ngrams, objective, kept, BLOCK_OF_SPLIT[split], scores, of_kept)
+        is_saved = _save(run, ngrams, objective, kept, BLOCK_OF_SPLIT[split], scores, of_kept)
     less = [
         f"{what} {rows[of]:,} of {rows[f'of_{of}']:,} {name} rows."
         for what, name, of in (("It learned", "training", "train_rows"), ("Both labelled", split, "rows"))
@@ -225,7 +237,7 @@ def add_baseline(
     both = f"macro_f1 {found.overall.first:.4f}, the model's {found.overall.second:.4f}"
     sentence = verdict(found, ("the baseline", "the model")).partition("\n")[0]
     lines = [f"\nbaseline, {content['model']} ({seconds:.1f} s): {both}", *less, sentence[0].upper() + sentence[1:]]
-    if found.overall.difference.high < 0 and not ngrams.reads_pairs:
+    if found.overall.difference.high < 0 and is_saved:
         lines.append(f'It is saved as a model. Use it: indictune predict {run.output_dir / FOLDER} --text "..."')
     if found.overall.difference.low <= 0:
         counts = np.bincount(_labels(tokens.train), minlength=len(objective.names)).tolist()
@@ -260,10 +272,13 @@ def likely_causes(plan: AnyPlan, steps: int, counts: Mapping[str, int], found: C
 
 def _save(
     run: Run, ngrams: Ngrams, objective: Any, dataset: Dataset, block: str, scores: np.ndarray, origins: Origins
-) -> None:
-    """Write the baseline as a finished model with its own evaluation, whole or not at all."""
+) -> bool:
+    """Write the baseline as a finished model with its own evaluation, whole or not at all; whether it did."""
     assert run.plan is not None
     folder = run.output_dir / FOLDER
+    if folder.exists() and json_or_nothing(folder / "config.json").get("model_type") != BASELINE_TYPE:
+        run.warn([f"The baseline is not saved as a model: {folder} holds other files."])
+        return False
     unfinished = folder.with_name(f".{FOLDER}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -280,6 +295,7 @@ def _save(
     match_config_mode(unfinished)
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
+    return True
 
 
 def chosen_rows(texts: Iterable[str]) -> np.ndarray:

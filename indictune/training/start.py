@@ -145,7 +145,8 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
 
 # Ten evaluations of a longer run, which ends after three without a better metric.
 _ENDED_EARLY = {"eval_strategy": "steps", "eval_steps": 0.1, "save_strategy": "steps", "save_steps": 0.1}
-_ENDED_EARLY |= {"early_stopping_patience": 3}
+_PATIENCE = "early_stopping_patience"
+_ENDED_EARLY |= {_PATIENCE: 3}
 
 
 def with_least_steps(plan: RunPlan[Data, Training], rows: int, has_validation: bool) -> RunPlan[Data, Training]:
@@ -155,10 +156,22 @@ def with_least_steps(plan: RunPlan[Data, Training], rows: int, has_validation: b
     if training.max_steps > 0 or steps_of_run(rows, batch, training.max_steps, epochs) >= least:
         return plan
     needed = math.ceil(least / math.ceil(rows / batch))
-    ends_early = has_validation and not _ENDED_EARLY.keys() & plan.recipe.values.keys()
-    note = ", ten evaluations, and an end after three without a better score" if ends_early else ""
+    ended = {} if not has_validation else _ended_early(plan, needed, needed * math.ceil(rows / batch))
+    note = f", and an end after {ended[_PATIENCE]} evaluations without a better score" if ended else ""
     logger.info("--min_steps %d: %d epochs of %s rows instead of %g%s", least, needed, f"{rows:,}", epochs, note)
-    return plan.derive(num_train_epochs=float(needed), **(_ENDED_EARLY if ends_early else {}))
+    return plan.derive(num_train_epochs=float(needed), **ended)
+
+
+def _ended_early(plan: RunPlan[Data, Training], epochs: int, steps: int) -> dict[str, Any]:
+    """How a longer run is evaluated, and after how many evaluations without a gain it ends: three tenths of all."""
+    training, given = plan.training, plan.recipe.values.keys()
+    if not _ENDED_EARLY.keys() & given:
+        return _ENDED_EARLY
+    if _PATIENCE in given or training.eval_strategy == "no" or not training.load_best_model_at_end:
+        return {}
+    every = training.eval_steps or training.logging_steps
+    evaluations = epochs if training.eval_strategy == "epoch" else 1 / every if every < 1 else steps / every
+    return {_PATIENCE: max(3, math.ceil(0.3 * evaluations))}
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:

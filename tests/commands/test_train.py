@@ -283,6 +283,7 @@ def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None
         (["llama", "demo.yaml"], "recipe-of-other-task"),
         (["sentiment", "--strategy", "ddq"], "no-such-strategy"),
         (["sentiment", "--num_processes", "0"], "expected-at-least"),
+        (["sentiment", "--deepspeed", "ds_configs/zero2.json"], "deepspeed-of-launcher"),
         (["sentiment", "--lerning_rate", "1"], "unknown-name"),
         (["sentiment", "ner"], "bare-word"),
         (["list.yaml"], "recipe-not-a-mapping"),

@@ -14,6 +14,8 @@ import httpx2
 import nbformat
 import numpy as np
 import pandas as pd
+import polars
+import psutil
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -141,6 +143,42 @@ def test_a_table_an_iterator_and_a_model_in_memory_get_the_labels_of_texts(finis
         indictune.predict(texts, (loaded.model.bert, loaded.tokenizer))
     with pytest.raises(UserError):
         indictune.predict(pd.DataFrame({"xyz": texts}), loaded)
+
+
+def test_tables_keep_their_columns(finished_run: FinishedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = ["बहुत अच्छी फिल्म", "చెత్త సినిమా"]
+    frame = indictune.predict(pd.DataFrame({0: [1, 2], "text": texts}, index=[7, 3]), finished_run.folder)
+    assert (frame.index.tolist(), frame["0"].tolist()) == ([7, 3], [1, 2])
+    table = polars.DataFrame({"text": texts, "label": ["x", "y"]}, schema_overrides={"label": polars.Categorical})
+    assert indictune.predict(table, finished_run.folder)["input_label"].to_list() == ["x", "y"]
+    rows = datasets.Dataset.from_dict({"text": texts}).select([1, 0])
+    assert indictune.predict(rows, finished_run.folder)["text"] == texts[::-1]
+    assert "examples/s" not in capfd.readouterr().err
+    both = {"text": texts, "label": [1, 2], "input_label": [3, 4]}
+    tables = pd.DataFrame(both), polars.DataFrame(both), datasets.Dataset.from_dict(both)
+    for several in (*tables, pd.DataFrame(both).to_dict("records")):
+        with refused("column-duplicate", flag="texts"):
+            indictune.predict(several, finished_run.folder)
+    with refused("wrong-type", flag="train_file"):
+        indictune.train("sentiment", train_file=table.lazy())
+
+
+def test_a_metric_that_was_corrected_is_the_new_one(finished_run: FinishedRun, tmp_path: Path) -> None:
+    loaded, rows = indictune.load(finished_run.folder), [{"text": "अच्छा", "label": "positive"}] * 2
+    loaded.model.train()
+    found = [
+        indictune.evaluate(loaded, rows, metrics={"mine": lambda *_, each=each: each}, output_dir=tmp_path)
+        for each in (1.0, 0.25)
+    ]
+    assert [each["test"]["mine"] for each in found] == [1.0, 0.25]
+    assert loaded.model.training  # as it was
+
+
+@pytest.mark.more
+def test_a_server_ends_with_its_program(run: indictune.Result) -> None:
+    program = f"import indictune; print(indictune.serve({str(run.folder)!r})._process.pid)"
+    done = subprocess.run([*python(), "-c", program], capture_output=True, encoding="utf-8", check=True)
+    assert not psutil.pid_exists(int(done.stdout.split()[-1]))
 
 
 @pytest.mark.more

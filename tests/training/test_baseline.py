@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+import indictune
 from indictune.cli import main
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe
@@ -115,6 +116,23 @@ def test_a_saved_baseline_is_a_finished_model(tmp_path: Path) -> None:
     assert reported.breakdown.overall.scores["macro_f1"].value == pytest.approx(1)
     assert reported.breakdown.calibration is not None
     assert reported.breakdown.calibration.temperature is None  # the trained model's is not the baseline's
+
+
+def test_a_folder_of_others_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (other := tmp_path / "baseline").mkdir()
+    (other / "notes.txt").touch()
+    compared(tmp_path, 120, [0] * 60)
+    assert [each.name for each in other.iterdir()] == ["notes.txt"]
+    assert "Use it" not in capsys.readouterr().out
+
+
+def test_a_saved_baseline_is_read_and_saved_by_transformers(tmp_path: Path) -> None:
+    compared(tmp_path, 120, [0] * 60)
+    loaded = indictune.load(tmp_path / "baseline")
+    loaded.model.save_pretrained(str(tmp_path / "again"))
+    loaded.tokenizer.save_pretrained(tmp_path / "again")
+    again = indictune.load(tmp_path / "again")
+    assert again.tokenizer(GOOD[0])["input_ids"] == loaded.tokenizer(GOOD[0])["input_ids"]
 
 
 def test_a_label_that_no_learned_row_has_is_never_given(tmp_path: Path) -> None:

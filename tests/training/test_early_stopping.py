@@ -38,8 +38,22 @@ def test_a_run_that_is_long_enough_or_has_its_steps_stays_as_it_is(given: dict[s
     assert with_least_steps(plan, rows, has_validation=True) == plan
 
 
-def test_a_longer_run_is_not_ended_without_validation_rows_or_against_a_flag() -> None:
-    for given, has_validation in (({}, False), ({"eval_strategy": "epoch"}, True), ({"save_steps": 5}, True)):
-        plan = with_least_steps(plan_of({"min_steps": 600, **given}), 90, has_validation)
-        assert (plan.training.num_train_epochs, plan.training.early_stopping_patience) == (300.0, None)
-        assert str(plan.training.eval_strategy) == "epoch"
+EVERY_20 = {"eval_strategy": "steps", "eval_steps": 20, "save_strategy": "steps", "save_steps": 20}
+
+
+@pytest.mark.parametrize(
+    ("given", "has_validation", "patience"),
+    [
+        ({}, False, None),
+        ({"eval_strategy": "epoch"}, True, 90),  # of 300 evaluations
+        (EVERY_20, True, 9),
+        ({"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}, True, None),
+        ({"eval_strategy": "epoch", "early_stopping_patience": 2}, True, 2),
+    ],
+)
+def test_a_longer_run_ends_early_by_the_evaluations_that_it_has(
+    given: dict[str, object], has_validation: bool, patience: int | None
+) -> None:
+    plan = with_least_steps(plan_of({"min_steps": 600, **given}), 90, has_validation)
+    assert (plan.training.num_train_epochs, plan.training.early_stopping_patience) == (300.0, patience)
+    assert str(plan.training.eval_strategy) == given.get("eval_strategy", "epoch")

@@ -235,8 +235,10 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Batches:
     """
     is_of_tweets = kind_of_file(path) in TWEETS and checked_extension(path) and holds_tweets(path)
     extension = checked_extension(path, () if is_of_tweets else EXTENSIONS)
-    if extension in RECORD_EXTENSIONS and wanted.given_layout():
-        bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
+    of_sheets = ["sheet"] if extension not in SHEET_EXTENSIONS else []
+    of_others = wanted.given_layout() if extension in RECORD_EXTENSIONS else of_sheets
+    if ignored := [f"--{name}" for name in wanted.given_layout() if name in of_others]:
+        bad.remark(f"{path}: ignoring {', '.join(ignored)}: not for this kind of file.")
     if is_of_tweets:
         batches = string_batches(tweet_rows(path, wanted, bad), wanted.roles)
     elif extension in ARROW_EXTENSIONS:
