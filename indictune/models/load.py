@@ -106,7 +106,7 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
 
 def is_baseline(folder: str | Path) -> bool:
     """Whether a folder holds a model of character n-grams, which transformers knows then."""
-    if json_or_nothing(config_file(Path(folder))).get("model_type") != BASELINE_TYPE:
+    if json_or_nothing(Path(folder, "config.json")).get("model_type") != BASELINE_TYPE:
         return False
     import indictune.models.ngrams  # noqa: F401
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
 from indictune.data.read.row_sources import BUILTIN
 from indictune.distributed import agreement, collectives, process_group, sharding, strategy, zero
-from indictune.distributed.batch_size import split_batch, steps_of_run
+from indictune.distributed.batch_size import split_batch
 from indictune.distributed.devices import check_cpu_time
 from indictune.distributed.launch import is_one_node
 from indictune.distributed.parallelism import splits_one_model
@@ -46,6 +45,7 @@ from indictune.files import AUTO, HEALTH, METRICS, NOTHING_TO_DO, RECIPE, Record
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
+from indictune.preflight.derive import with_least_steps
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Data, Objective, Task, Tokens, Training
@@ -141,37 +141,6 @@ def meet_nodes(plan: AnyPlan) -> list[Problem]:
     in_files = Problems().attempt(flag_contents, plan) or {}  # the preflight reports a file that is missing
     values = partial(values_of_node, plan, in_files)
     return agreement.agree("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
-
-
-# Ten evaluations of a longer run, which ends after three without a better metric.
-_ENDED_EARLY = {"eval_strategy": "steps", "eval_steps": 0.1, "save_strategy": "steps", "save_steps": 0.1}
-_PATIENCE = "early_stopping_patience"
-_ENDED_EARLY |= {_PATIENCE: 3}
-
-
-def with_least_steps(plan: RunPlan[Data, Training], rows: int, has_validation: bool) -> RunPlan[Data, Training]:
-    """The plan with as many epochs of so many rows as `--min_steps` needs."""
-    training = plan.training
-    batch, least, epochs = training.global_batch_size, training.min_steps, training.num_train_epochs
-    if training.max_steps > 0 or steps_of_run(rows, batch, training.max_steps, epochs) >= least:
-        return plan
-    needed = math.ceil(least / math.ceil(rows / batch))
-    ended = {} if not has_validation else _ended_early(plan, needed, needed * math.ceil(rows / batch))
-    note = f", and an end after {ended[_PATIENCE]} evaluations without a better score" if ended else ""
-    logger.info("--min_steps %d: %d epochs of %s rows instead of %g%s", least, needed, f"{rows:,}", epochs, note)
-    return plan.derive(num_train_epochs=float(needed), **ended)
-
-
-def _ended_early(plan: RunPlan[Data, Training], epochs: int, steps: int) -> dict[str, Any]:
-    """How a longer run is evaluated, and after how many evaluations without a gain it ends: three tenths of all."""
-    training, given = plan.training, plan.recipe.values.keys()
-    if not _ENDED_EARLY.keys() & given:
-        return _ENDED_EARLY
-    if _PATIENCE in given or training.eval_strategy == "no" or not training.load_best_model_at_end:
-        return {}
-    every = training.eval_steps or training.logging_steps
-    evaluations = epochs if training.eval_strategy == "epoch" else 1 / every if every < 1 else steps / every
-    return {_PATIENCE: max(3, math.ceil(0.3 * evaluations))}
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:

@@ -230,6 +230,7 @@ def test_a_run_that_pretrains_reads_the_same_texts_of_the_same_model_first(empty
     first = read_asked(before_labels(asked, asked.value("pretrain"), "out-pretrained"))
     assert (first.task, first.output_dir, first.launch.num_processes) == ("mlm", "out-pretrained", 2)
     assert first.recipe == recipes()["recipes/text/mlm_few_texts.yaml"]
+    (empty / "out/checkpoint-8").mkdir(parents=True)
     named = read_asked(["sentiment/adapted.yaml", "--resume_from_checkpoint", "out/checkpoint-8"])
     assert before_labels(named, "r", "p")["resume_from_checkpoint"] == ["auto"]  # the other is of the second step
     assert first.flags == {

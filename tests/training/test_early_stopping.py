@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.training.start import with_least_steps
+from indictune.preflight.derive import with_least_steps
 from tests.conftest import FinishedRun
 from tests.plans import plan_of
 from tests.ranks.launching import python, train
