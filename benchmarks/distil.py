@@ -1,7 +1,7 @@
 """What students of multilingual-e5-small keep of its score: bytes, rows a second and macro-F1, by number of layers.
 
     indictune recipes --weights
-    OMP_NUM_THREADS=2 python -m benchmarks.distil --data ../shared/data/sentiment --set hinglish_tweets --work WORK
+    OMP_NUM_THREADS=2 python -m benchmarks.distil --data ../shared/data/sentiment --set hinglish --work WORK
 
 The teacher is trained by recipes/sentiment/small_data.yaml on nine tenths of a set's training rows; the other tenth
 chooses checkpoints, and the set's validation rows are the test rows. The students learn the teacher's answers to the
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, environment, write_results
-from benchmarks.real_tweets import read
+from benchmarks.quality import SETS, rows_of
 from benchmarks.speed import write_rows
 
 RECIPE = "recipes/sentiment/small_data.yaml"
@@ -43,11 +43,10 @@ def main() -> None:
     """Train the teacher, distil it for each number of layers, and write the result file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the jsonl files")
-    parser.add_argument("--set", default="hinglish_tweets", help="hinglish_tweets, marathi_tweets or tamil_codemix")
+    parser.add_argument("--set", choices=SETS, default="hinglish", help="as of benchmarks.quality")
     parser.add_argument("--more", nargs="*", default=[], help="files of more texts, whose labels are not read")
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 4, 3, 2], help="of each student")
-    parser.add_argument("--rows", type=int, help="of each file, to try the program; default: all")
     parser.add_argument("--model", default="fetched:multilingual-e5-small", help="that the teacher begins with")
     parser.add_argument("--teacher_epochs", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=10, help="of each student")
@@ -55,13 +54,9 @@ def main() -> None:
     parser.add_argument("--temperature", default="2")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
     options = parser.parse_args()
-    names = (f"{options.set}.{split}.jsonl" for split in ("train", "validation"))
-    rows, test = (read(options.data / name)[: options.rows] for name in names)
-    parts = {
-        "train": [row for index, row in enumerate(rows) if index % 10 != 9],
-        "validation": rows[9::10],
-        "test": test,
-    }
+    rows, test = rows_of(options.set, options.data).values()
+    train = [row for index, row in enumerate(rows) if index % 10 != 9]
+    parts = {"train": train, "validation": rows[9::10], "test": test}
     options.work.mkdir(parents=True, exist_ok=True)
     files = {name: write_rows(part, options.work / f"{name}.jsonl") for name, part in parts.items()}
     teacher = options.work / "teacher"

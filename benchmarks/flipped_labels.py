@@ -1,7 +1,7 @@
 """How many labels that were flipped on purpose does confident learning find, from predictions out of fold?
 
     python -m benchmarks.flipped_labels
-    python -m benchmarks.flipped_labels --sets marathi_tweets --data ../shared/data/sentiment \
+    python -m benchmarks.flipped_labels --sets marathi_3000 --data ../shared/data/sentiment \
         --recipe recipes/sentiment/small_data.yaml
 
 Flips 5% of the labels to others at random, runs `indictune sweep --folds 5` on them, and takes as many rows of the
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment, write_results
-from benchmarks.real_tweets import DEMO, FILES, read
-from benchmarks.speed import SAMPLES, Row, write_rows
+from benchmarks.quality import SETS, rows_of
+from benchmarks.real_tweets import DEMO
+from benchmarks.speed import Row, write_rows
 from indictune.data.health.likely_wrong import OUT_OF_FOLD, read_out_of_fold, wrong_labels
 from indictune.files import json_or_nothing
 
@@ -75,18 +76,16 @@ def main() -> None:
     """Measure each set, and write the result file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder of jsonl files")
-    parser.add_argument("--sets", nargs="+", default=["built_in"], choices=["built_in", *FILES], help="which rows")
+    parser.add_argument("--sets", nargs="+", default=["built_in"], choices=SETS, help="whose training rows")
     parser.add_argument("--recipe", default=DEMO, help="of the runs")
-    parser.add_argument("--rows", type=int, help="take only the first rows")
     parser.add_argument("--share", type=float, default=0.05, help="of the labels that are flipped")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="draws the labels that are flipped")
     options, flags = parser.parse_known_args()
     sets: dict[str, Any] = {}
     for name in options.sets:
-        file = SAMPLES / "train.jsonl" if name == "built_in" else options.data / f"{name}.train.jsonl"
         with tempfile.TemporaryDirectory() as work:
-            sets[name] = measure(read(file)[: options.rows], options, flags, Path(work))
+            sets[name] = measure(rows_of(name, options.data)["train"], options, flags, Path(work))
         write_results("flipped-labels", {"environment": environment(), "sets": sets})
         print(name, sets[name])
 
