@@ -112,6 +112,9 @@ docs: $(SITE)  ## generate the pages of errors and flags, build the site into si
 	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+notebooks: $(DEV)  ## execute the notebooks of the documents and keep their outputs: some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs.execute_notebooks
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy

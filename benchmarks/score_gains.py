@@ -38,7 +38,8 @@ from benchmarks.environment import environment, write_results
 from benchmarks.quality import SETS, rows_of
 from indictune.data.text.cleaning import clean
 from indictune.models import builtin, fetched
-from indictune.training.scored_rows import ngram_learner, predicted_by_ngrams
+from indictune.models.ngrams import ngram_learner
+from indictune.training.scored_rows import Ngrams
 
 Rows = list[tuple[list[int], Any]]  # token ids, and a class or the probability of each
 
@@ -276,9 +277,8 @@ def run(job: tuple[str, str, int, Path, Path, str]) -> None:
     began = time.monotonic()
     if variant == NGRAMS:
         learned, scored = ([text for text, _ in parts[split]] for split in ("train", "test"))
-        predicted = predicted_by_ngrams(
-            learned, np.array([labels.index(label) for _, label in parts["train"]]), scored
-        )
+        ngrams = Ngrams(learned, np.array([labels.index(label) for _, label in parts["train"]]))
+        predicted = ngrams.log_probabilities(scored, len(labels)).argmax(1)
     else:
         if setting.transliterated:
             parts["train"] = parts["train"] + [(in_devanagari(text), label) for text, label in parts["train"]]

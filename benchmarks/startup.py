@@ -1,11 +1,11 @@
-"""Seconds until something happens: imports, help, a plan, a second `prepare`, and a second run's first step.
+"""Seconds until something happens: imports, help, a mistake, a plan, a second `prepare`, a second run's first step.
 
     python -m benchmarks.startup [CHECKOUT] [--laps 3] [--rows 100000]
 
 Each command runs in fresh processes, in turns; the table has medians of the whole process. The second `prepare` and
 the run find prepared rows; the run counts from its start to the end of its first optimizer step, and so does a bare
 `Trainer` with the same model and prepared rows (`benchmarks/bare_trainer.py`). The plans are of 70 billion parameters
-on 32 GPUs. CHECKOUT is an earlier version of the repository, in which help, a typing error and the run are timed too.
+on 32 GPUs. CHECKOUT is an earlier version of the repository, in which help, mistakes and the run are timed too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,32 @@ COMMANDS = {
     "imports of a run": ["-c", "import scripts.train_sentiment"],
     "imports of a plan": ["-c", "import indictune.commands.plan"],
 }
-# A typing error ends with code 2.
+# A typing error and a wrong value end with code 2.
 TYPED = {
     "scripts/train_sentiment.py --help": ["scripts/train_sentiment.py", "--help"],
     "a typing error, to the script": ["scripts/train_sentiment.py", "--lerning_rate", "1"],
     "a typing error, to a verb": ["-m", "indictune", "evaluate", "--modle", "outputs"],
+    "no number, to the script": ["scripts/train_sentiment.py", "--learning_rate", "abc"],
+    "a missing file, to the script": ["scripts/train_sentiment.py", "--train_file", "missing.csv"],
+    "a missing file, to train": ["-m", "indictune", "train", "sentiment", "--train_file", "missing.csv"],
+    "no name of a model, to train": ["-m", "indictune", "train", "sentiment", "--model_name_or_path", "a//b"],
+    "a missing folder, to predict": ["-m", "indictune", "predict", "missing"],
+    "a missing folder, to serve": ["-m", "indictune", "serve", "missing"],
+    "a missing folder, to evaluate": [
+        "-m",
+        "indictune",
+        "evaluate",
+        "--model",
+        "missing",
+        "--test_file",
+        "missing.csv",
+    ],
+    "a missing folder, to report": ["-m", "indictune", "report", "missing"],
+    "a missing folder, to export": ["-m", "indictune", "export", "missing"],
+    "a missing folder, to push": ["-m", "indictune", "push", "missing", "you/name"],
+    "a missing folder, to merge": ["-m", "indictune", "merge", "missing"],
+    "a missing folder, to chat": ["-m", "indictune", "chat", "missing"],
+    "a missing file, to inspect": ["-m", "indictune", "inspect", "missing.csv"],
 }
 JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128", "--validation_split", "0")
 OF_70B = (

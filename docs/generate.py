@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import json
 import re
-import string
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -29,7 +28,7 @@ from docs import (
     strategy_files,
 )
 from indictune.commands import VERBS
-from indictune.errors import catalogue
+from indictune.errors import catalogue, in_capitals
 from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.raw_text import MaskedText
@@ -55,7 +54,8 @@ TRAINING_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trai
 ERRORS_INTRODUCTION = """\
 # Errors
 
-A problem in what you gave ends a run with exit code 2, before any model is loaded. All problems come in one message.
+A problem in what you gave ends a run with exit code 2, before any model is loaded. Typing errors, numbers, files and
+folders are checked first, within a second, and their problems come in one message. So do all others, seconds later.
 Each message names the flag and the value, and ends with a code in brackets. Find the code below.
 
 `FLAG` stands for the flag, file or recipe key at fault. `VALUE` stands for what it holds. Other words in capitals are
@@ -102,15 +102,7 @@ def groups_of_codes(text: str) -> list[tuple[str, list[str]]]:
 
 def described(entry: Mapping[str, str]) -> list[str]:
     """Message and way out of a code, with placeholders in capitals."""
-    return [shown(entry["problem"]), shown(entry.get("way_out", ""))]
-
-
-def shown(template: str) -> str:
-    """A template of the catalogue, with the name of each placeholder in capitals."""
-    return "".join(
-        escaped(text) + ("" if name is None else name.upper().replace("_", " "))
-        for text, name, _, _ in string.Formatter().parse(template)
-    )
+    return [escaped(in_capitals(entry[name])) for name in ("problem", "way_out")]
 
 
 def escaped(text: str) -> str:
@@ -181,9 +173,17 @@ def without(flags: Mapping[str, Flag], shared: Sequence[Flag]) -> list[Flag]:
 
 
 def section(title: str, flags: Iterable[Flag]) -> str:
-    """A heading and the table of some flags, in the order of their names."""
-    rows = [[f"`--{flag.name}`", flag.kind, flag.default, flag.help] for flag in sorted(flags)]
+    """A heading and the table of some flags, in the order of their names, each with a link to itself."""
+    program = "" if title == "All scripts" else f"{re.sub(r'[^a-z]+', '-', title).strip('-')}-"
+    rows = [
+        [linked_flag(f"{program}{flag.name}", flag.name), flag.kind, flag.default, flag.help] for flag in sorted(flags)
+    ]
     return f"## {title}\n\n{table(['flag', 'values', 'default', 'what it does'], rows)}"
+
+
+def linked_flag(anchor: str, name: str) -> str:
+    """The name of a flag, which is a link to where it stands. `#learning_rate` is that of all scripts."""
+    return f'<a id="{anchor}"></a>[`--{name}`](#{anchor})'
 
 
 def inherited_section() -> str:

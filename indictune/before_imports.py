@@ -1,4 +1,4 @@
-"""Importing this answers `--help`, and makes a process ready to be stopped while it imports the rest for seconds.
+"""Importing this answers `--help` and mistakes, and makes a process ready to be stopped during the slow imports.
 
 It blocks the signals that ask a run to stop until the run listens (`unblock_stop_signals`), and sends this process a
 SIGTERM when its launcher dies. Ctrl-C is not blocked.
@@ -22,9 +22,10 @@ from indictune.config.command_line import (
     scripts_with,
     unknown_name,
 )
+from indictune.config.early_values import is_launched, value_problems
 from indictune.console_text import printable
 from indictune.credentials import holds_token, without_tokens
-from indictune.errors import UserError
+from indictune.errors import UserError, linked
 
 _LOOK_EVERY_S = 0.5
 
@@ -47,10 +48,10 @@ def _end_with_launcher(parent: int, script: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _answer_help_and_typos() -> None:
-    """Print the help of a script, or what is wrong with the names of its flags and recipe, and end.
+def _answer_help_and_mistakes() -> None:
+    """Print the help of a script, or what is wrong with its flags and recipe at first sight, and end.
 
-    Under a launcher, the run reports such names, to `status.json` too.
+    Under a launcher, the run reports it, to `status.json` too.
     """
     task = next((task for task, script in SCRIPTS.items() if Path(sys.argv[0]).name == script), None)
     if task is None:
@@ -64,18 +65,14 @@ def _answer_help_and_typos() -> None:
     known = [*flags_of(task), "config"]
     flags.pop("", None)  # words that are no flags: the run says more
     problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
-    problems += early_problems(read, [task])
-    if problems and not _is_launched() and not any(map(holds_token, sys.argv)):  # of tokens the run says more
-        print(printable(without_tokens(f"indictune: {UserError(problems=problems).message}")), file=sys.stderr)
+    problems += early_problems(read, [task]) + value_problems(read, [task])
+    if problems and not is_launched() and not any(map(holds_token, sys.argv)):  # of tokens the run says more
+        message = printable(without_tokens(f"indictune: {UserError(problems=problems).message}"))
+        print(linked(message, sys.stderr), file=sys.stderr)
         sys.exit(2)
 
 
-def _is_launched() -> bool:
-    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
-_answer_help_and_typos()
+_answer_help_and_mistakes()
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
-is_launched = os.environ.get(LAUNCHED_BY) == str(os.getppid())  # by `indictune train`
-if is_launched or _is_launched():
+if is_launched() or os.environ.get(LAUNCHED_BY) == str(os.getppid()):  # by `indictune train`
     threading.Thread(target=_end_with_launcher, args=(os.getppid(), sys.argv[0]), daemon=True).start()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import string
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import resources
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
 from indictune.console_text import in_one_line
 
@@ -22,6 +25,21 @@ def catalogue() -> dict[str, dict[str, str]]:
         resources.files("indictune").joinpath("errors.toml").read_text(encoding="utf-8")
     )
     return content
+
+
+def in_capitals(template: str) -> str:
+    """A template of the catalogue, with the name of each placeholder in capitals."""
+    parts = ((text, name or "") for text, name, _, _ in string.Formatter().parse(template))
+    return "".join(text + name.upper().replace("_", " ") for text, name in parts)
+
+
+def linked(text: str, stream: TextIO) -> str:
+    """The same text. On a terminal, the code at the end of a line opens its entry of docs/errors.md in a checkout."""
+    page = Path(__file__).resolve().parents[1] / "docs/errors.md"
+    if not stream.isatty() or not page.is_file():
+        return text
+    begin, end = f"\033]8;;{page.as_uri()}#", "\033\\"  # OSC 8
+    return re.sub(r"\[([a-z0-9-]+)\]$", lambda code: f"{begin}{code[1]}{end}{code[0]}\033]8;;{end}", text, flags=re.M)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 BASELINE = "baseline.json"
+BASELINE_TYPE = "character-ngrams"  # of the model in the folder `baseline` of a run
 DISTILLED = "distil.json"  # how a student compares with its teacher
 EXPORTED = "export.json"  # in a folder of `indictune export`: its format, and how it agrees with the model
 HEALTH = "health.json"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from indictune.console_text import line_start, printable
+from indictune.errors import linked
 from indictune.stop_signals import StopRequest
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Run:
     def show_error(self, text: str) -> None:
         """Print to standard error on any rank, on a line of its own."""
         start = line_start(self.console.fileno()) if self.console.isatty() else ""
-        print(f"{start}{printable(text)}", file=self.console, flush=True)
+        print(f"{start}{linked(printable(text), self.console)}", file=self.console, flush=True)
 
     def warn(self, notes: Iterable[str]) -> None:
         """Warn the user, on the console and in the log."""

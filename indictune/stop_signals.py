@@ -44,11 +44,13 @@ class StopRequest:
         evaluation_due: whether the last step still has to be evaluated.
         epoch_ends: whether the epoch, or the training, ends before another step.
         report_to: file descriptors to which a signal is reported.
+        step_seconds: how long the last step took; 0 before it ends.
     """
 
     def __init__(self) -> None:
         self.asked = self.agreed = self.evaluation_due = self.epoch_ends = False
         self.report_to: Sequence[int] = (2,)
+        self.step_seconds = 0.0
         self._wait = self._over = False
         self._receiver_ends = threading.Event()
 
@@ -111,7 +113,8 @@ class StopRequest:
         if not self._wait:
             signal_programs(signal.SIGTERM)
             raise StoppedBeforeFirstStep(f"stopped by {name} before there was anything to save.")
-        line = f"{name}: the run stops as soon as it can without losing a step; Ctrl-C stops it at once\n"
+        steps = f" (a step takes {self.step_seconds:.0f} s)" if self.step_seconds >= 1 else ""
+        line = f"{name}: the run stops as soon as it can without losing a step{steps}; Ctrl-C stops it at once\n"
         for descriptor in self.report_to:
             with suppress(OSError):  # a closed console
                 os.write(descriptor, f"{line_start(descriptor)}{line}".encode())

@@ -7,8 +7,8 @@ functions: `config` imports this module.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -196,3 +196,17 @@ def count_tokens_once(trainer: SFTTrainer, ranks_of_a_row: int) -> None:
     It reads their number from accelerate's `parallelism_config`, which knows no matrices that are split without FSDP2.
     """
     trainer._tp_size = ranks_of_a_row
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """A block in which transformers shows no progress, of reading weights."""
+    from transformers.utils import logging
+
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

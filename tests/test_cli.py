@@ -63,10 +63,21 @@ def test_evaluate_tells_of_model_and_file_at_once(tmp_path: Path, capsys: pytest
     first, second = message.splitlines()[1:]
     assert first.endswith("[no-model]")
     assert str(test_file) in second
+    assert not out.exists()  # as after a typing error
+
+
+def test_evaluate_leaves_the_problems_that_it_finds_late_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, test_file = tmp_path / "out", tmp_path / "t.csv"
+    (tmp_path / "config.json").write_text("{}")
+    test_file.write_text("text,label\nok,1\n")
+    flags = ["--model", str(tmp_path), "--test_file", str(test_file), "--output_dir", str(out), "--fp16", "maybe"]
+    assert main(["evaluate", *flags]) == 2
     status = json.loads((out / "status.json").read_text())
-    problems = [(each["code"], each["flag"]) for each in status.pop("problems")]
-    assert status == {"state": "user_error", "message": message}
-    assert problems == [("no-model", "--model"), ("no-such-file", "--test_file")]
+    assert status["state"] == "user_error"
+    assert f"indictune: {status['message']}\n" == capsys.readouterr().err
+    assert ("wrong-type", "--fp16") in [(each["code"], each["flag"]) for each in status["problems"]]
 
 
 @pytest.mark.more
@@ -146,14 +157,16 @@ def test_prepare_reads_the_rows_of_the_task_that_is_named(tmp_path: Path, capsys
 
 
 def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--train_file", str(tmp_path / "no.csv"), "--max_length", "1000"]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,emotion\na,b\nc,d\n")
+    flags = ["--train_file", str(rows), "--max_length", "1000"]
     assert main(["prepare", *flags, "--max_lenth", "3"]) == 2
     assert "`--max_length`" in capsys.readouterr().err
     assert main(["prepare", *flags]) == 2
     lines = capsys.readouterr().err.splitlines()[-3:]
     assert lines[0] == "indictune: 2 problems:"
     assert "--max_length 1000" in lines[1]
-    assert "[no-such-file]" in lines[2]
+    assert str(rows) in lines[2]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from docs import demo_output, house_map, plan_tables, strategy_files
 from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
@@ -19,6 +20,7 @@ from indictune.cli import main
 from indictune.commands.train import read_asked
 from indictune.config.recipe import read_recipe
 from indictune.distributed.launch import read_deepspeed
+from indictune.errors import problems_of
 from indictune.tasks.protocol import Task
 from indictune.versions import strategies
 from tests.ranks.launching import ROOT, free_port, python, start
@@ -120,7 +122,8 @@ def assert_verb_takes(verb: str, flags: list[str]) -> None:
     """A verb takes its flags, and those of a run where it has one."""
     if verb == "train":
         with chdir(ROOT):
-            assert read_asked(flags).task
+            found = problems_of(read_asked, flags)
+        assert {each.code for each in found} <= {"no-such-file"}  # which the reader has
     elif verb != "recipes":
         own = (COMMANDS[verb],) if verb in COMMANDS else ()
         of_runs = TRAINING.values() if verb in ("prepare", "inspect", "plan", "doctor", "sweep", "distil") else [()]
@@ -309,6 +312,23 @@ def test_the_design_names_every_file() -> None:
 def test_a_generated_page_is_fresh(name: str) -> None:
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == PAGES[name](), f"docs/{name} is stale: type `python -m docs.generate`"
+
+
+def test_each_flag_can_be_linked_to() -> None:
+    page = (ROOT / "docs/flags.md").read_text(encoding="utf-8")
+    anchors = re.findall(r'<a id="([\w-]+)"></a>\[`--\w+`\]\(#([\w-]+)\)', page)
+    names = {each for each, _ in anchors}
+    assert {"global_batch_size", "indictune-predict-excel", "scripts-train-llama-py-packing"} <= names
+    assert [each for each, link in anchors if each != link] == []
+    assert len(anchors) == len(names) == page.count("| <a id=") > 200
+
+
+def test_the_site_has_a_dark_mode_and_tables_that_scroll() -> None:
+    site, _, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("validation:")
+    schemes = yaml.safe_load(site)["theme"]["palette"]
+    assert [(each["scheme"], "toggle" in each) for each in schemes] == [("default", True), ("slate", True)]
+    style = (ROOT / "docs/stylesheets/extra.css").read_text(encoding="utf-8")
+    assert re.search(r"\.md-typeset__scrollwrap \{\s+overflow-x: auto;", style)
 
 
 def test_every_page_is_in_the_navigation() -> None:

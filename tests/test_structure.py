@@ -22,7 +22,7 @@ LAYERS = [
     {"indictune.credentials", "indictune.errors", "indictune.console_text", "indictune.stop_signals"}
     | {"indictune.upstream", "indictune.versions"},
     {"indictune.config"},
-    {"indictune.run", "indictune.files", "indictune.before_imports"},
+    {"indictune.run", "indictune.files", "indictune.before_imports", "indictune.python_objects"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.tasks"},
     {"indictune.distributed"},
@@ -37,7 +37,7 @@ LAYERS = [
     {"indictune.parity_traces", "indictune.serving", "indictune.sweep"},
     {"indictune.commands"},
     {"indictune.cli", "indictune.__main__", "scripts"},
-    {"indictune.api", "indictune"},  # what `import indictune` gives
+    {"indictune.api", "indictune.own_process", "indictune.run_result", "indictune"},  # what `import indictune` gives
 ]
 TOP_LEVEL = {
     *(".ci", ".gitignore", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),
@@ -117,7 +117,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_arguments_and_recipes_import_only_basic_modules() -> None:
     known = {"indictune.errors", "indictune.credentials"}
-    light = ("shared_arguments", "command_line")
+    light = ("shared_arguments", "command_line", "early_values")
     known |= {f"indictune.config.{name}" for name in light}
     for name in ("arguments", "recipe"):
         ours = {name for name in imported(ROOT / f"indictune/config/{name}.py") if name.startswith("indictune")}
@@ -191,8 +191,8 @@ def test_files_stay_small() -> None:
 
 def test_the_house_has_few_rooms() -> None:
     ours = [path for path in FILES if (ROOT / "indictune") in path.parents]
-    assert len(ours) <= 215
-    assert sum(path.read_text(encoding="utf-8").count("\n") for path in ours) <= 39_150
+    assert len(ours) <= 222
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in ours) <= 40_800
 
 
 def test_no_name_is_given_twice() -> None:
@@ -246,7 +246,7 @@ def test_the_way_to_the_training_passes_few_files(passed: dict[str, list[str]]) 
     executed, imported = passed["executed"], passed["imported"]
     assert {RUN, "indictune/training/start.py", "indictune/tasks/classification.py"} <= set(executed)
     assert len(executed) <= 60, executed
-    assert len(imported) <= 110, imported
+    assert len(imported) <= 112, imported
     assert set(passed["libraries"]) & SLOW == set()
 
 

@@ -17,8 +17,9 @@ from datasets import Dataset
 
 from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
+from indictune.config.command_line import DATASET_FIELDS
 from indictune.config.plan import Launch
-from indictune.config.recipe import DATASET_FIELDS, recorded_values
+from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML
 from indictune.data.batching import TrainingBatches
 from indictune.data.cache import content_digest, forget_mapped

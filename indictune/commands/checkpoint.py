@@ -22,9 +22,9 @@ HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
 class CheckpointFlags(Checked):
     """Which checkpoints are listed, or which one is converted."""
 
-    needed = ("folder", "indictune checkpoint DIR [--convert_to FOLDER]")
+    needed = ("model", "indictune checkpoint FOLDER [--convert_to FOLDER]")
 
-    folder: str = flag("", "A run's --output_dir or its checkpoint-<step>. May be given as a bare first word.")
+    model: str = flag("", "A run's --output_dir or its checkpoint-<step>. May be given as a bare first word.")
     convert_to: str | None = flag(
         None,
         "Gets the checkpoint as a plain model. Must not exist, or be empty. Of a run, the best checkpoint is "
@@ -40,8 +40,8 @@ class CheckpointFlags(Checked):
 
 def run_checkpoint(flags: Mapping[str, list[str]]) -> int:
     """List checkpoints or convert one; exit code 1 if a checkpoint is damaged."""
-    args = read_arguments(flags, CheckpointFlags, "folder")
-    folder, reader = Path(os.path.abspath(args.folder)), DamageReader()
+    args = read_arguments(flags, CheckpointFlags, "model")
+    folder, reader = Path(os.path.abspath(args.model)), DamageReader()
     found = checkpoints_of(folder)
     if args.convert_to is None:
         print(printable(checkpoint_table(folder, found, reader)))

@@ -31,7 +31,7 @@ from indictune.data.read.open_files import files_named
 from indictune.data.read.row_sources import text_sources
 from indictune.distributed.choose_launcher import choose_launcher
 from indictune.errors import Problems, UserError, attributed_to, problem
-from indictune.evaluation.comparison import compare, verdict
+from indictune.evaluation.comparison import compare_classifiers, verdict
 from indictune.files import DISTILLED, write_json
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import MODEL_FILES
@@ -200,7 +200,7 @@ def _measured(models: Mapping[str, tuple[Path, ServedModel, Any]], held_out: Map
         guessed = [logits(some).argmax(1) for some in texts]
         speed = sum(map(len, texts)) / (time.perf_counter() - began)
         of_teacher = of_teacher or guessed
-        scores = dict(zip(held_out, map(compare, right, of_teacher, guessed, languages), strict=True))
+        scores = dict(zip(held_out, map(compare_classifiers, right, of_teacher, guessed, languages), strict=True))
         files = {path for pattern in (*MODEL_FILES, f"{GRAPH}*") for path in folder.glob(pattern)}
         size, config = sum(path.stat().st_size for path in files), served.config
         found[name] = {"layers": config.num_hidden_layers, "pieces": config.vocab_size, "bytes": size}

@@ -12,7 +12,7 @@ from indictune.commands.prepare import lengths_table
 from indictune.config.plan import RunPlan
 from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
-from indictune.data.collation import lengths_of
+from indictune.data.batching import lengths_of
 from indictune.distributed import strategy
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.devices import dtype_of

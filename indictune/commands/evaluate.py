@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indictune.commands import until_stopped
+from indictune.config.command_line import with_flag
 from indictune.config.shared_arguments import EvaluationArguments, flag
 from indictune.console_text import printable, table
 from indictune.errors import Problems, UserError, problem
@@ -44,7 +45,9 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
     import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.config.recipe import read_recipe
 
-    recipe = read_recipe(flags, (EvaluateFlags,))
+    if len(bare := flags.get("", [])) > 1:
+        raise UserError("bare-word", value=bare[1], way_out=f"Use --test_file {bare[1]}.")
+    recipe = read_recipe(with_flag(flags, "model"), (EvaluateFlags,))
     if "compare" in flags:
         from indictune.evaluation.comparison import print_comparison
 
@@ -96,15 +99,12 @@ def _scores_shown(found: Mapping[str, Any]) -> str:
 
 
 def _scores_of_tasks(args: EvaluateFlags) -> dict[str, Any]:
-    import transformers  # slow, as the rest
-
     from indictune.config.arguments import ModelArguments
     from indictune.evaluation.breakdown import near_names
     from indictune.models.load import load_tokenizer, trained_config
     from indictune.prediction.chat_model import check_language_model, load_language_model
 
     check_language_model(args.model)
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of a model that is read already
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM

@@ -16,7 +16,7 @@ from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
-from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
+from indictune.models.load import Model, check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.task_models import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
@@ -28,7 +28,7 @@ from indictune.training.finish import evaluate_file
 from indictune.training.start import bring_up, make_trainer
 from indictune.training.task_trainer import RunContext
 
-_USAGE = "indictune evaluate --model DIR --test_file F"
+_USAGE = "indictune evaluate FOLDER --test_file F"
 
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
@@ -41,10 +41,11 @@ FROM_TRAINING = (
 )
 
 
-def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
-    """The script of `indictune evaluate --model DIR --test_file F [--output_dir D]`.
+def evaluation_of(recipe: Recipe, in_memory: Model | None = None) -> Callable[[Run], None]:
+    """The script of `indictune evaluate FOLDER --test_file F [--output_dir D]`.
 
-    The recipe gets the values that the flags leave open, and the problems.
+    Weights that are `in_memory` take the place of those in the folder. The recipe gets the values that the flags leave
+    open, and the problems.
     """
     asked = unresolved(EvaluationArguments, recipe.values)
     model, test_file = Path(asked.model), asked.test_file
@@ -63,7 +64,7 @@ def evaluation_of(recipe: Recipe) -> Callable[[Run], None]:
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
     config = json_or_nothing(config_file(model))  # transformers reports an unreadable file
-    return partial(_evaluate, task_of(config, configuration_of(model).get("task")))
+    return partial(_evaluate, task_of(config, configuration_of(model).get("task")), in_memory)
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
@@ -94,7 +95,7 @@ def _check_of_this_file(folder: Path, test_file: str) -> None:
         raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=folder / METRICS, other=other)
 
 
-def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
+def _evaluate(task: Task[Any, Any, Any], in_memory: Model | None, run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
     plan, found = make_evaluation_plan(run.recipe, os.environ, task)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
@@ -124,7 +125,7 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     run.warn(test.notes)
     args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
-    model = objective.load(Path(asked.model), asked.trust_remote_code)
+    model = in_memory or objective.load(Path(asked.model), asked.trust_remote_code)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     context = RunContext(plan.launch, samples=test.samples)
     rows = test.rows if objective.loss is None else None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import FinishedModelArguments, TextFileArguments, flag
@@ -33,7 +33,7 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.labels import REGRESSION
 from indictune.data.text.cleaning import clean
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.files import EXPORTED, write_json
+from indictune.files import BASELINE_TYPE, EXPORTED, write_json
 from indictune.hub.card import write_card
 from indictune.models.adapters import continues_texts
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_output_folder, copy_model_files, whole_folder
@@ -111,6 +111,8 @@ def _check_model(args: ExportFlags) -> None:
     folder = Path(args.model)
     check_finished(folder)
     config = trained_config(ModelArguments(args.model, trust_remote_code=args.trust_remote_code))
+    if config.model_type == BASELINE_TYPE:
+        raise UserError("export-of-baseline", "--model", folder)
     if continues_texts(config.architectures) != (args.format == "gguf"):
         kind, fitting = ("no", "onnx") if args.format == "gguf" else ("a", "gguf")
         raise UserError("export-wants-format", "--format", args.format, model=folder, kind=kind, format=fitting)
@@ -126,7 +128,7 @@ def _plain_model(args: ExportFlags, work: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir=work) as temporary:
         merged = Path(temporary) / "merged"
-        merge(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
+        merge_adapter(MergeFlags(args.model, str(merged), trust_remote_code=args.trust_remote_code))
         yield merged
 
 

@@ -35,9 +35,9 @@ _BASE_FLAG = "--base_model"
 class MergeFlags(Checked):
     """Which adapter becomes a complete model, and how it is written."""
 
-    needed = ("adapter", "indictune merge ADAPTER --output_dir FOLDER")
+    needed = ("model", "indictune merge FOLDER --output_dir FOLDER")
 
-    adapter: str = flag("", "Folder of the adapter. May be given as a bare first word.")
+    model: str = flag("", "Folder of the adapter. May be given as a bare first word.")
     output_dir: str = flag("", "Gets the merged model. Must not exist, or be empty.")
     base_model: str | None = flag(
         None, "The base model, as a folder or a Hub name. Default: the one the adapter was trained on."
@@ -68,24 +68,24 @@ class MergeFlags(Checked):
 
 def run_merge(flags: Mapping[str, list[str]]) -> int:
     """Write the merged model, with a card that has the scores of the adapter."""
-    args = read_arguments(flags, MergeFlags, "adapter")
-    print(printable(merge(args)))
-    write_card(Path(args.output_dir), run=Path(args.adapter))
+    args = read_arguments(flags, MergeFlags, "model")
+    print(printable(merge_adapter(args)))
+    write_card(Path(args.output_dir), run=Path(args.model))
     return 0
 
 
-def merge(args: MergeFlags) -> str:
+def merge_adapter(args: MergeFlags) -> str:
     """Write the merged model to `args.output_dir`, whole or not at all. Returns a line for the user.
 
     Raises:
         UserError: the adapter, its base and the flags do not fit together.
     """
-    target, source = Path(args.output_dir), Path(args.adapter)
+    target, source = Path(args.output_dir), Path(args.model)
     problems = Problems()
     problems.attempt(atomic_folder.check_output_folder, target, "--output_dir")
     with problems.collecting():
-        check_adapter(source, "--adapter")
-        check_links(source, "--adapter")
+        check_adapter(source, "--model")
+        check_links(source, "--model")
     problems.raise_any()
     base = _base(args)
     model = _merged(args, base)
@@ -106,11 +106,11 @@ def merge(args: MergeFlags) -> str:
 
 def _base(args: MergeFlags) -> ModelArguments:
     """The base, at the commit that the adapter was trained on."""
-    adapter = Path(args.adapter)
+    adapter = Path(args.model)
     trained_on = base_of(adapter)
     name, revision = args.base_model or trained_on.name, args.base_revision or trained_on.revision
     if not name:
-        raise UserError("base-unknown", "--adapter", adapter)
+        raise UserError("base-unknown", "--model", adapter)
     check_base(adapter, name, args.base_revision)
     if (name, revision) == (trained_on.name, trained_on.revision):
         revision = trained_on.commit_hash or revision
@@ -121,15 +121,15 @@ def _base(args: MergeFlags) -> ModelArguments:
 
 def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
     """The base, as it was in training, with the adapter merged into it."""
-    adapter, kinds = Path(args.adapter), {task: kind for kind, task in KINDS.values()}
-    with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+    adapter, kinds = Path(args.model), {task: kind for kind, task in KINDS.values()}
+    with explained(ModelArguments(str(adapter)), Exception, flag="--model"):
         peft_config = PeftConfig.from_pretrained(str(adapter))
     task = peft_config.task_type
     if task not in kinds:
-        raise UserError("adapter-task", "--adapter", adapter, task=task, known=" or ".join(kinds))
+        raise UserError("adapter-task", "--model", adapter, task=task, known=" or ".join(kinds))
     model, new = _read_base(args, base, kinds[task])
     was_tied = not peft_config.to_dict().get("ensure_weight_tying") and _untie(model)
-    merged = cast(PreTrainedModel, load.add_adapter(model, new, adapter, "--adapter").merge_and_unload())
+    merged = cast(PreTrainedModel, load.add_adapter(model, new, adapter, "--model").merge_and_unload())
     if was_tied:
         _tie_equal(merged)
     for name, tensor in merged.state_dict().items():
@@ -140,11 +140,11 @@ def _merged(args: MergeFlags, base: ModelArguments) -> PreTrainedModel:
 
 def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple[PreTrainedModel, set[str]]:
     """The base in the type of the merged weights, and the names of its weights that are new."""
-    adapter = Path(args.adapter)
+    adapter = Path(args.model)
     base_config = config = load.read_config(base, _BASE_FLAG)
     if config_file(adapter).is_file():  # other tools save none
         named = ModelArguments(str(adapter), trust_remote_code=base.trust_remote_code)
-        config = load.trained_config(named, "--adapter")
+        config = load.trained_config(named, "--model")
     if args.base_weights == "dequantised" and not load.stored_quantisation(config):
         raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
     dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)
@@ -154,7 +154,7 @@ def _read_base(args: MergeFlags, base: ModelArguments, kind: type[Any]) -> tuple
     model, new = load.read_weights(kind, base, config, dtype, _BASE_FLAG, quantisation)
     if any(getattr(module, "source_cls", None) is Conv1D for module in model.modules()):
         # transformers (5.23) would dequantise these layers of GPT-2 to transposed weights.
-        raise UserError("adapter-cannot-be-merged", "--adapter", adapter, found="a quantised base with Conv1D layers")
+        raise UserError("adapter-cannot-be-merged", "--model", adapter, found="a quantised base with Conv1D layers")
     if getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()  # type: ignore[no-untyped-call]
         # Saving reverses what reading did to the weights, which fails for weights stored in 4 bit (transformers 5.23).

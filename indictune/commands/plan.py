@@ -20,7 +20,8 @@ from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes
-from indictune.data.collation import lengths_of, text_lengths
+from indictune.data.batching import lengths_of
+from indictune.data.collation import text_lengths
 from indictune.distributed.vocabulary_choice import count_active_rows, with_learned_vocabulary
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.models.config_shapes import meta_model
@@ -61,7 +62,6 @@ class PlanFlags(MachineArguments):
 def run_plan(flags: Mapping[str, list[str]]) -> int:
     """Print which strategy files fit a run; exit code 1 if nothing fits."""
     flags = with_flag(flags, "config")
-    flags = {"model_name_or_path" if name == "model" else name: words for name, words in flags.items()}
     args, machine, ranking = ranking_of_flags(flags)
     if args.plot is not None:
         draw_plan(ranking, Path(args.plot))

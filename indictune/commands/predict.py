@@ -17,13 +17,13 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from filelock import Timeout
 from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import TextFileArguments, flag
 from indictune.console_text import shown_rate
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.data.cache import stored_batches, write_through
+from indictune.data.read.delimited import DELIMITERS
 from indictune.distributed.launch import rank_of, read_launch, world_size_of
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints, lock_if_possible
@@ -31,6 +31,7 @@ from indictune.models.adapters import config_file
 from indictune.prediction import labelled_rows
 from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, check_pairs, served_model
+from indictune.prediction.written_rows import MOST_SHEET_ROWS, as_json_lines, writer_of
 from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
@@ -53,14 +54,18 @@ class PredictFlags(TextFileArguments):
     text: list[str] = flag([], "Texts to label. Default: standard input, one text a line, or two with a tab between.")
     text_pair: list[str] = flag([], "Second texts, one for each of --text, for a model of pairs.")
     output_file: str | None = flag(
-        None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
+        None,
+        "Gets the labels: csv, tsv, jsonl, parquet or xlsx. Must not exist. Default: JSON lines on standard output.",
     )
+    excel: bool = flag(False, "Begin a csv or tsv file with a byte order mark, so that Excel reads it as UTF-8.")
 
     def check(self) -> Iterator[Problem]:
         """Refuse texts from two places, and second texts without a first one each."""
         yield from super().check()
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
+        if self.excel and Path(self.output_file or "").suffix.lower() not in DELIMITERS:
+            yield problem("no-effect", "--excel", "true", other=f"--output_file {self.output_file or '(none)'}")
         if self.text_pair and len(self.text_pair) != len(self.text):
             yield problem("pairs-uneven", "--text_pair", len(self.text_pair), texts=len(self.text))
 
@@ -68,7 +73,6 @@ class PredictFlags(TextFileArguments):
 def run_predict(flags: Mapping[str, list[str]]) -> int:
     """Label texts with a finished run's classifier."""
     rank = rank_of(os.environ)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     try:
         _predict(read_arguments(flags, PredictFlags, "model"))
     except UserError:
@@ -97,6 +101,8 @@ def _predict(asked: PredictFlags) -> None:
                 source = problems.attempt(InputFile.of, file, bad_rows(file.path, asked, Path(folder)))
         elif served is not None and asked.text:
             problems.attempt(check_pairs, served.reading, bool(asked.text_pair), "--text_pair")
+        if source is not None and source.rows > MOST_SHEET_ROWS and str(asked.output_file).lower().endswith(".xlsx"):
+            problems.append(problem("sheet-full", _FLAG, asked.output_file, rows=source.rows))
         problems.raise_any()
         assert served is not None
         classifier = Classifier(served, asked.max_tokens_per_device)
@@ -104,13 +110,13 @@ def _predict(asked: PredictFlags) -> None:
             texts = list(zip(asked.text, asked.text_pair, strict=True)) if asked.text_pair else asked.text
             are_pairs = served.reading.text_pair_column is not None
             windows = iter([text_batch(texts)]) if asked.text else labelled_rows.standard_input(are_pairs)
-            _answer(windows, classifier, asked.output_file)
+            _answer(windows, classifier, asked.output_file, asked.excel)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
             if source.bad.count:
                 print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         else:
-            label_file(source, classifier, Path(asked.output_file))
+            label_file(source, classifier, Path(asked.output_file), for_excel=asked.excel)
             if rank_of(os.environ) == 0:
                 _keep_rejected(source, Path(folder), Path(asked.output_file))
 
@@ -138,18 +144,25 @@ class InputFile:
         return self.file.windows(BadRows(self.file.path, self.bad.skips_damage))
 
 
-def _answer(windows: Iterator[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
+def _answer(
+    windows: Iterator[pa.RecordBatch], classifier: Classifier, output: str | None, for_excel: bool = False
+) -> None:
     labelled = (label(classifier, window) for window in windows)
     if output is not None:
-        write_output(Path(output), labelled)
+        write_output(Path(output), labelled, for_excel)
         return
     for batch in labelled:
-        sys.stdout.write(labelled_rows.as_json_lines(batch))
+        sys.stdout.write(as_json_lines(batch))
         sys.stdout.flush()
 
 
 def label_file(
-    source: InputFile, classifier: Classifier, output: Path, make: Labeller = label, flag: str = _FLAG
+    source: InputFile,
+    classifier: Classifier,
+    output: Path,
+    make: Labeller = label,
+    flag: str = _FLAG,
+    for_excel: bool = False,
 ) -> None:
     """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled.
 
@@ -170,7 +183,7 @@ def label_file(
             time.sleep(_LOOK_EVERY_S)
             show(windows.done() * labelled_rows.WINDOW_ROWS)
     if rank == 0:
-        windows.finish()
+        windows.finish(for_excel)
         print(f"Written to {output}", file=sys.stderr)
 
 
@@ -250,11 +263,11 @@ class LabelledWindows:
         with self.writing(), _whole(self.path(number), self.folder) as file:
             file.write(sink.getvalue())
 
-    def finish(self) -> None:
+    def finish(self, for_excel: bool = False) -> None:
         """Write the output, whole or not at all, and remove the folder."""
         batches = (batch for number in range(self.count) for batch in stored_batches(self.path(number)))
         with self.writing(), _whole(self.output, self.folder) as file:
-            labelled_rows.writer_of(str(self.output))(file, batches)
+            writer_of(str(self.output), for_excel)(file, batches)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
@@ -278,7 +291,7 @@ class LabelledWindows:
 
 def check_output(path: str) -> None:
     """Refuse an output that exists, of an unknown kind, or in no folder."""
-    labelled_rows.writer_of(path)
+    writer_of(path)
     output = Path(path)
     check_outside_checkpoints(output, _FLAG)
     if os.path.lexists(output):
@@ -287,11 +300,11 @@ def check_output(path: str) -> None:
         raise UserError("no-output-folder", _FLAG, output, folder=output.parent)
 
 
-def write_output(output: Path, batches: Iterable[pa.RecordBatch]) -> None:
+def write_output(output: Path, batches: Iterable[pa.RecordBatch], for_excel: bool = False) -> None:
     """Write labelled rows, whole or not at all; `output-not-written` if the disk refuses."""
     try:
         with _whole(output, output.parent) as file:
-            labelled_rows.writer_of(str(output))(file, batches)
+            writer_of(str(output), for_excel)(file, batches)
     except OSError as error:
         if error.errno not in NO_ROOM | REFUSED:
             raise

@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, get_token
 from safetensors import safe_open
 
 from indictune.config.arguments import ModelArguments
+from indictune.config.early_values import name_problems
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
@@ -33,7 +34,7 @@ _COMMAND = "indictune push"
 class PushFlags(Checked):
     """Which finished model goes to which repository of the Hub."""
 
-    folder: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
     repo_id: str = flag("", "The repository, as you/name. It is made if it is missing. May be a bare second word.")
     private: bool = flag(False, "Make the repository private, if it is made.")
     revision: str | None = flag(None, "Branch, which is made if it is missing, or refs/pr/N. Default: main.")
@@ -42,8 +43,8 @@ class PushFlags(Checked):
     def check(self) -> Iterator[Problem]:
         """Refuse a missing folder or repository, and two targets."""
         yield from super().check()
-        if not self.folder or not self.repo_id:
-            missing = "--repo_id" if self.folder else "--folder"
+        if not self.model or not self.repo_id:
+            missing = "--repo_id" if self.model else "--model"
             yield problem("argument-missing", missing, usage="indictune push FOLDER YOU/NAME")
         if self.create_pr and self.revision is not None:
             yield problem("push-revision-or-pr", "--revision", self.revision)
@@ -51,17 +52,18 @@ class PushFlags(Checked):
 
 def run_push(flags: Mapping[str, list[str]]) -> int:
     """Upload a finished model; exit code 1 if the push failed."""
-    folders, repositories = (bare := flags.get("", []))[:1], bare[1:]
+    folders = [] if "model" in flags else flags.get("", [])[:1]
+    repositories = flags.get("", [])[len(folders) :]
     if repositories:
         flags = {"repo_id": repositories, **flags, "": folders}
-    args = read_arguments(flags, PushFlags, "folder")
-    folder = Path(args.folder)
+    args = read_arguments(flags, PushFlags, "model")
+    folder = Path(args.model)
     problems = Problems()
     problems.attempt(_check_folder, folder)
     if config_file(folder).is_file():
         problems.attempt(check_publishable, folder, _COMMAND)
     problems.attempt(_check_base, folder)
-    problems.extend(publish.problems_of_name(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
+    problems.extend(name_problems(args.repo_id, _COMMAND, args.repo_id, "Use a name such as you/name."))
     if get_token() is None:
         problems.append(problem("hub-token-missing", _COMMAND))
     problems.raise_any()

@@ -67,7 +67,7 @@ def run_serve(flags: Mapping[str, list[str]]) -> int:
     problems = Problems()
     listener = problems.attempt(bound, args.host, args.port)
     keys = problems.attempt(args.keys)
-    served = served_model(args, problems)
+    served = served_model(args, problems, may_tag=True)
     problems.raise_any()
     assert listener is not None
     assert served is not None

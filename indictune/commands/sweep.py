@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from indictune.commands.train import Asked, read_asked, with_defaults
-from indictune.config.command_line import DECIDED, flags_of, to_words
+from indictune.config.command_line import DATA_SOURCE_FIELDS, DECIDED, FILES_OF_ROWS, flags_of, to_words
 from indictune.config.plan import AnyPlan
-from indictune.config.recipe import DATA_SOURCE_FIELDS, FILES_OF_ROWS, read_arguments, read_recipe
+from indictune.config.recipe import read_arguments, read_recipe
 from indictune.config.shared_arguments import Checked, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens

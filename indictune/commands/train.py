@@ -17,7 +17,10 @@ from typing import Any
 
 from indictune.config import command_line
 from indictune.config.command_line import SCRIPTS, WORDS, flags_of
-from indictune.config.shared_arguments import Checked, flag
+from indictune.config.early_values import value_problems
+from indictune.config.foreign_recipes import tool_of, translate
+from indictune.config.shared_arguments import ENOUGH_STEPS, Checked, flag
+from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.errors import Problems, UserError, problem
@@ -65,6 +68,9 @@ class TrainFlags(Checked):
         None, "Processes on this machine. Default: as the strategy file says, or one for each GPU."
     )
     dry_run: bool = flag(False, "Print the plan, the tokens and the memory of the run, and stop.")
+    convert: str | None = flag(
+        None, "Write a recipe of axolotl, LLaMA-Factory, ms-swift or TRL as one of ours to this file, and stop."
+    )
 
     def given(self) -> dict[str, list[str]]:
         """Those that say where the run takes place."""
@@ -100,7 +106,9 @@ class Asked:
 
 def run_train(flags: Mapping[str, list[str]]) -> int:
     """Start the run that the flags describe."""
-    asked = chosen(with_defaults(read_asked(flags)))
+    if "convert" in flags:
+        return _convert(flags)
+    asked = chosen(with_defaults(with_enough_steps(read_asked(flags))))
     if (recipe := asked.value("pretrain")) and not asked.launch.dry_run:
         code, asked = _pretrain(asked, recipe)
         if code:
@@ -136,16 +144,56 @@ def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
         raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
     if not tasks and not named and not flags:
         raise UserError("train-what")
-    path = _recipe_path(named[0]) if named else None
+    path = recipe_path(named[0]) if named else None
     content = {} if path is None else command_line.load_recipe(path)
+    if tool := tool_of(content):
+        raise UserError("recipe-of-other-tool", value=path, tool=tool)
     problems = Problems()
     launch = _launch(flags, problems)
     task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, {**content, **flags})
     known = [*flags_of(task), "config", *vars(launch)]
-    problems.extend(command_line.unknown_name(name, "--", known) for name in flags if name not in known)
+    others = [name for name in flags if name not in known]
+    problems.extend(command_line.unknown_name(name, "--", known, command_line.scripts_with(name)) for name in others)
     problems.extend([] if path is None else command_line.unknown_keys(path, content, task))
+    problems.extend(value_problems(command_line.CommandLine(flags, path, content), [task]))
     problems.raise_any()
     return Asked(task, path, content, flags, launch)
+
+
+def _convert(flags: Mapping[str, list[str]]) -> int:
+    """Write the recipe of another tool as one of ours, and print what has no counterpart."""
+    named, out = [*flags.get("", []), *flags.get("config", [])], " ".join(flags["convert"])
+    if len(named) != 1 or not out:
+        raise UserError("argument-missing", "--convert", usage="indictune train THEIRS.yaml --convert RECIPE.yaml")
+    if others := flags.keys() - {"", "config", "convert"}:
+        raise UserError("no-effect", f"--{min(others)}", " ".join(flags[min(others)]), other="--convert")
+    source = recipe_path(named[0])
+    content = command_line.load_recipe(source)
+    if (tool := tool_of(content)) is None:
+        raise UserError("recipe-of-no-tool", "--convert", source)
+    try:
+        made = translate(content, tool)
+    except ValueError as error:  # of a text where a number is needed
+        raise UserError("unreadable", "--config", source, "Correct it.", reason=error) from error
+    try:
+        with open(out, "x", encoding="utf-8") as file:
+            file.write(made.text(source))
+    except FileExistsError:
+        raise UserError("file-exists", "--convert", out, "Name another file, or remove it.", held="it") from None
+    lines = [f"Left out: {key}. {reason}" for key, reason in made.left.items()]
+    print(printable("\n".join([*lines, f"{source} is written to {out} as a recipe of ours. Type:"])))
+    print(f"  {shlex.join(['indictune', 'train', out])}")
+    return 0
+
+
+def with_enough_steps(asked: Asked) -> Asked:
+    """The same with at least 600 steps for a classifier without a recipe, however few rows there are."""
+    typed = {"min_steps", "max_steps", "num_train_epochs"} & asked.flags.keys()
+    if asked.recipe is not None or asked.task != "classification" or typed:
+        return asked
+    note = "fewer where validation rows show no gain. --num_train_epochs or --max_steps takes yours."
+    print(f"indictune: no recipe given: at least {ENOUGH_STEPS} optimizer steps, {note}", file=sys.stderr)
+    return replace(asked, flags={**asked.flags, "min_steps": [str(ENOUGH_STEPS)]})
 
 
 def with_defaults(asked: Asked) -> Asked:
@@ -258,7 +306,7 @@ def _rows(asked: Asked, name: str) -> int | None:
     return int(given[0]) if given and given[0].isdecimal() else None
 
 
-def _recipe_path(named: str) -> Path:
+def recipe_path(named: str) -> Path:
     """The recipe of that path, or the installed one of that name."""
     path = Path(named)
     if path.suffix in _OF_ROWS:
@@ -279,6 +327,8 @@ def _launch(flags: dict[str, list[str]], problems: Problems) -> TrainFlags:
     if processes is not None and not (processes.isdecimal() and int(processes) > 0):
         problems.append(problem("expected-at-least", "--num_processes", processes, smallest=1))
         processes = None
+    if "deepspeed" in flags:
+        problems.append(problem("deepspeed-of-launcher", "--deepspeed", " ".join(flags.pop("deepspeed"))))
     if dry_run not in ("true", "false"):
         problems.append(problem("wrong-type", "--dry_run", dry_run, reason="expected true or false"))
     return TrainFlags(strategy, None if processes is None else int(processes), dry_run == "true")

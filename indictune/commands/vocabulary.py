@@ -37,9 +37,9 @@ _SHOWN = 30  # characters of a text
 class VocabularyFlags(RawTextForm):
     """Which model gets how many tokens, and from which texts it learns them."""
 
-    needed = ("model", "indictune vocabulary extend --model M --train_file F --tokens N --output_dir D")
+    needed = ("model", "indictune vocabulary extend MODEL --train_file F --tokens N --output_dir D")
 
-    model: str = flag("", "A Hub name or a folder.")
+    model: str = flag("", "A Hub name or a folder. May be given as a bare word after `extend`.")
     model_revision: str = flag("main", "Branch, tag or commit of the model on the Hub.")
     train_file: Files = flag(None, "Files of raw text: txt, or rows with a text.", nargs="+", action=OneOrMore)
     tokens: int = flag(5_000, "Most tokens to add. Each is in five different texts.")
@@ -58,9 +58,10 @@ class VocabularyFlags(RawTextForm):
 
 def run_vocabulary(flags: Mapping[str, list[str]]) -> int:
     """Write the model with the new tokens, and print how many tokens words have before and after."""
-    given = dict(flags)
-    if (action := " ".join(given.pop("", []))) != "extend":
-        raise UserError("no-such-name", "vocabulary", action or "(nothing)", kind="action", known="extend")
+    action, *named_models = flags.get("") or ["(nothing)"]
+    if action != "extend":
+        raise UserError("no-such-name", "vocabulary", action, kind="action", known="extend")
+    given = {**flags, "": named_models}
     args = read_arguments(given, VocabularyFlags, "model")
     named = ModelArguments(args.model, model_revision=args.model_revision, device_map="cpu")
     problems = Problems()

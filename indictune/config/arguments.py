@@ -262,6 +262,11 @@ class IndicTrainingArguments(TrainingArguments):
     global_batch_size: int = flag(
         64, "Rows of one optimizer step over all processes, from which gradient_accumulation_steps follows."
     )
+    min_steps: int = flag(
+        0,
+        "Raise --num_train_epochs until the run has this many optimizer steps. Three of its ten evaluations without a "
+        "better metric end it, unless a flag says when to evaluate, save or stop. --max_steps wins.",
+    )
     max_tokens_per_device: int | None = flag(
         None,
         "Most tokens in a micro-batch of one process, padding included. gradient_accumulation_steps is the smallest "

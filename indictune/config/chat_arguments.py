@@ -57,7 +57,7 @@ class ChatDataArguments(ChatArguments, SourceArguments):
 class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
     """TRL's `SFTConfig` with other defaults, without the fields that prepare rows: it gets tokens and labels."""
 
-    learning_rate: float = flag(2e-5, "Peak learning rate. 2e-4 is usual for adapters.")
+    learning_rate: float = flag(2e-5, "Peak learning rate. Default with --method lora or qlora: 2e-4.")
     gradient_checkpointing: bool = flag(
         True, "Compute activations again in the backward pass instead of keeping them."
     )

@@ -28,9 +28,11 @@ SCRIPTS |= {"mlm": "train_mlm.py", "clm": "train_clm.py"}
 WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}
 
 # Variables by which a script knows the process of `indictune train` that has started it, by its number; by which
-# `indictune.train` in Python names the file for the status of a command, and `indictune parity` that for a trace.
+# `indictune.train` in Python names the files for the status of a command and of the functions that it is given, and
+# `indictune parity` that for a trace.
 LAUNCHED_BY = "INDICTUNE_LAUNCHED_BY"
 STATUS_FILE = "INDICTUNE_STATUS_FILE"
+OBJECTS_FILE = "INDICTUNE_PYTHON_OBJECTS"
 PARITY_TRACE = "INDICTUNE_PARITY_TRACE"
 
 # The flags that most runs need, by subject.
@@ -75,8 +77,9 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 
 
 def scripts_with(name: str) -> list[str]:
-    """The scripts that have a flag."""
-    programs = {program for each in _entries() if each["name"] == name for program in each["of"]}
+    """The scripts that have a flag, or the one that it stands for."""
+    names = (name, aliases().get(name, ("",))[0])
+    programs = {program for each in _entries() if each["name"] in names for program in each["of"]}
     return [f"scripts/{SCRIPTS[task]}" for task in sorted(programs) if task in SCRIPTS]
 
 
@@ -190,6 +193,11 @@ def load_recipe(
     return content
 
 
+# A run's rows come from one source: one of these on the command line drops them all from the recipe.
+FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
+DATASET_FIELDS = ("dataset_name", "dataset_config_name", "dataset_revision", "dataset_splits")
+DATA_SOURCE_FIELDS = (*DATASET_FIELDS, *FILES_OF_ROWS)
+
 # Key of recipe.yaml for values that followed from launch, machine and rows. They are not read back.
 DECIDED = "decided"
 
@@ -284,7 +292,7 @@ def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequ
     """
     is_flag = prefix == "--"
     dashes = "--" if is_flag else ""
-    alias, note = _aliases().get(name, ("", ""))
+    alias, note = aliases().get(name, ("", ""))
     begun = [each for each in known if each.startswith(name)]
     nearest = begun if len(begun) == 1 else difflib.get_close_matches(name, known, n=1, cutoff=_STRICT)
     hint = None
@@ -295,7 +303,7 @@ def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequ
     elif nearest:
         hint = f"Did you mean `{dashes}{nearest[0]}`?"
     elif elsewhere:
-        hint = f"It is a flag of {' and '.join(elsewhere)}."
+        hint = f"It is `{dashes}{alias or name}` of {' and '.join(elsewhere)}."
     return problem("unknown-name", f"{prefix}{name}", way_out=hint, kind="flag" if is_flag else "recipe key")
 
 
@@ -327,7 +335,7 @@ def task_in(content: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _aliases() -> dict[str, tuple[str, str]]:
+def aliases() -> dict[str, tuple[str, str]]:
     """Name elsewhere -> name here, and what differs."""
     text = resources.files("indictune.config").joinpath("aliases.toml").read_text(encoding="utf-8")
     entries = tomllib.loads(text).items()

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from argparse import ArgumentTypeError
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
 
-from indictune.config.command_line import DECIDED, read_command_line, scripts_with, to_words, unknown_name, with_flag
+from indictune.config.command_line import (
+    DATA_SOURCE_FIELDS,
+    DECIDED,
+    FILES_OF_ROWS,
+    read_command_line,
+    to_words,
+    with_flag,
+)
+from indictune.config.early_values import RaisingParser, number_or_auto, to_type
 from indictune.config.shared_arguments import AUTO
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
-
-# A run's rows come from one source: one of these on the command line drops them all from the recipe.
-FILES_OF_ROWS = ("train_file", "train_files", "validation_file", "test_file")
-DATASET_FIELDS = ("dataset_name", "dataset_config_name", "dataset_revision", "dataset_splits")
-DATA_SOURCE_FIELDS = (*DATASET_FIELDS, *FILES_OF_ROWS)
 
 # Each one lets foreign code run. Only the command line can grant it, not a file.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
@@ -34,23 +35,14 @@ UNRECORDED_FIELDS = (
 )
 
 
-class _FlagParser(HfArgumentParser):
-    """Parses the flags of dataclasses. A value of the wrong type raises instead of ending the process."""
+class _FlagParser(RaisingParser, HfArgumentParser):
+    """Parses the flags of dataclasses."""
 
     def __init__(self, types: Sequence[type[Any]]) -> None:
         super().__init__(list(types), allow_abbrev=False)  # type: ignore[arg-type]
         for name, hint in (each for kind in types for each in get_type_hints(kind).items()):
             if hint == int | str:  # which HfArgumentParser reads as a number alone
-                self._option_string_actions[f"--{name}"].type = _number_or_auto
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-def _number_or_auto(word: str) -> int | str:
-    if word != AUTO and not word.removeprefix("-").isdecimal():
-        raise ArgumentTypeError(f"expected a whole number or {AUTO}")
-    return word if word == AUTO else int(word)
+                self._option_string_actions[f"--{name}"].type = number_or_auto
 
 
 @dataclasses.dataclass
@@ -120,7 +112,7 @@ def read_recipe(argv: Sequence[str] | Mapping[str, list[str]], argument_types: S
     for prefix, entries in ((f"{path}: ", in_file), ("--", flags)):
         for name, words in entries.items():
             with problems.collecting():
-                values[name] = _convert(parser, prefix, name, words)
+                values[name] = to_type(parser, prefix, name, words)
     return Recipe(values, problems)
 
 
@@ -169,34 +161,6 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
         words = in_file.pop(name, ["false"])
         if [word.lower() for word in words] != ["false"]:
             problems.append(problem("trust-in-file", f"{prefix}{name}", name=name))
-
-
-def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
-    """The words, converted to the type of field `name`."""
-    known = {action.dest: action for action in parser._actions if action.dest != "help"}
-    if name not in known:
-        names = [*known, *(["config"] if prefix == "--" else [])]
-        raise UserError(problems=[unknown_name(name, prefix, names, scripts_with(name))])
-    if not words and prefix != "--" and known[name].nargs == "+":
-        return []
-    if known[name].nargs == "+" and len(words) > 1:
-        found = [_convert(parser, prefix, name, [word]) for word in words]
-        return [value for each in found for value in (each if isinstance(each, list) else [each])]
-    # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
-    typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
-    given = " ".join(words)
-    try:
-        value = getattr(parser.parse_args(typed), name)
-    except ValueError as error:
-        reason = str(error).removesuffix(".")
-        if reason.startswith("unrecognized arguments"):
-            reason = f"expected one value, got {len(words)}; quote a value that holds spaces"
-        elif reason.startswith("argument --"):
-            reason = reason.partition(": ")[2]
-        raise UserError("wrong-type", f"{prefix}{name}", given, reason=reason) from error
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError("not-finite", f"{prefix}{name}", given)
-    return value
 
 
 def configuration_of(model: Path) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import glob
 import ipaddress
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from indictune.errors import Problem, Problems, problem
 
+ENOUGH_STEPS = 600  # optimizer steps in which a small file can be learned
 AUTO = "auto"  # in place of a number: the run finds it
 
 _AT_LEAST_1 = (
@@ -24,7 +25,7 @@ _AT_LEAST_1 = (
 )
 _AT_LEAST_0 = (
     *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),
-    *("max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
+    *("min_steps", "max_nonfinite_steps", "profile_steps", "snapshot_steps", "divergence_check_steps"),
     *("dataloader_num_workers", "seed", "learning_rate", "temperature", "weight_decay", "warmup_steps"),
 )
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
@@ -62,9 +63,8 @@ def flag(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def check_ranges(arguments: Any) -> list[Problem]:
-    """Refuse single values that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
-    values = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
+def check_ranges(values: Mapping[str, Any]) -> list[Problem]:
+    """Refuse single values, by field, that `AT_LEAST`, `SHARES` and `LIMITS` exclude, NaN included."""
     given = {name: value for name, value in values.items() if value not in (None, AUTO)}
     low = [name for name in AT_LEAST if name in given and not given[name] >= AT_LEAST[name]]
     found = [problem("expected-at-least", f"--{name}", given[name], smallest=AT_LEAST[name]) for name in low]
@@ -80,7 +80,7 @@ class Checked:
 
     def check(self) -> Iterator[Problem]:
         """The problems of the values. A subclass adds its own to those of `super().check()`."""
-        yield from check_ranges(self)
+        yield from check_ranges(vars(self))
         if self.needed is not None and not getattr(self, self.needed[0]):
             yield problem("argument-missing", f"--{self.needed[0]}", usage=self.needed[1])
 
@@ -106,6 +106,7 @@ class FileFormArguments(Checked):
     quoting: Literal["standard", "none"] = flag(
         "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
     )
+    sheet: str | None = flag(None, "Name of the sheet to read of an xlsx or ods file. Default: the first one.")
 
 
 @dataclass
@@ -261,7 +262,7 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
 class EvaluationArguments(TextArguments, RawTextForm, TagArguments, MaskArguments):
     """Which finished model is scored on which rows. Values that are not given are those of its training."""
 
-    model: str = flag("", "The --output_dir of a finished run.")
+    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
     test_file: str = flag("", "Rows in the form of the training rows, with answers.")
     columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
     chat_template: str | None = flag(None, "How messages become text.")

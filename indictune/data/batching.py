@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -13,6 +14,11 @@ NO_ROW = -1
 ROWS_AT_ONCE = 2**18  # dealt together; each takes a hundred bytes
 
 MicroBatch = list[int]
+
+
+def lengths_of(dataset: Any) -> torch.Tensor:
+    """Tokens of each row of a tokenised dataset, int64 [rows]."""
+    return torch.tensor(dataset.with_format("arrow")[:]["length"].to_numpy(), dtype=torch.int64)
 
 
 def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:

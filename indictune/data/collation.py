@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from indictune.data.batching import NO_ROW, TrainingBatches
+from indictune.data.batching import NO_ROW, TrainingBatches, lengths_of
 from indictune.data.cache import forget_mapped
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ _READ = ("input_ids", "labels", "seq_lengths", "token_type_ids")
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
-
-
-def lengths_of(dataset: Dataset) -> torch.Tensor:
-    """Tokens of each row, int64 [rows]."""
-    return torch.from_numpy(dataset.with_format("arrow")[:]["length"].to_numpy().astype(np.int64))
 
 
 def text_lengths(dataset: Dataset) -> torch.Tensor:

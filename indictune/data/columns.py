@@ -39,7 +39,7 @@ _BETWEEN_DIGITS, _BETWEEN = (re.compile(rf"(?<=[{each}])[{_DASHES}]+(?=[{each}])
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is read of a file or split. The last three say how csv and tsv files, and sheets, are laid out.
+    """What is read of a file or split. The last four say how csv and tsv files, and sheets, are laid out.
 
     Attributes:
         required: role ("text", "text_pair", "label", "language") -> name of a column that must be there.
@@ -48,6 +48,7 @@ class Wanted:
         delimiter: one of `,`, `;`, `tab`, `|`, or `auto`.
         column_names: in their order, of files without a header; empty if there is a header.
         quoting: `standard`, or `none` if quotes are letters like others.
+        sheet: the name of the sheet of a spreadsheet; None for the first one.
     """
 
     required: Mapping[str, str]
@@ -56,6 +57,7 @@ class Wanted:
     delimiter: str = "auto"
     column_names: tuple[str, ...] = ()
     quoting: str = "standard"
+    sheet: str | None = None
 
     @property
     def roles(self) -> dict[str, str]:
@@ -75,13 +77,15 @@ class Wanted:
 
     def given_layout(self) -> list[str]:
         """The names of what the flags say about the layout."""
-        return [name for name in ("delimiter", "column_names", "quoting") if getattr(self, name) != vars(Wanted)[name]]
+        names = ("delimiter", "column_names", "quoting", "sheet")
+        return [name for name in names if getattr(self, name) != vars(Wanted)[name]]
 
 
 def layout_of(args: FileFormArguments) -> dict[str, Any]:
     """What the flags say about the layout, for `Wanted`."""
     names = (name.strip() for word in args.column_names for name in word.split(","))
-    return {"delimiter": args.delimiter, "column_names": tuple(filter(None, names)), "quoting": args.quoting}
+    given = {"delimiter": args.delimiter, "quoting": args.quoting, "sheet": args.sheet}
+    return given | {"column_names": tuple(filter(None, names))}
 
 
 def wanted_columns(args: TextArguments, *lists: str) -> Wanted:

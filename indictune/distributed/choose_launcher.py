@@ -41,7 +41,9 @@ def find_strategy(named: str) -> Path:
         return path
     is_name = path.suffix in ("", ".yaml", ".yml") and path.parent in (Path(), Path("accelerate_configs"))
     if not is_name or path.stem not in known:
-        raise UserError("no-such-strategy", "--strategy", named, known=", ".join(known))
+        near = [each for each in known if each.startswith(named)] or difflib.get_close_matches(named, known, n=1)
+        hint = f"Did you mean --strategy {near[0]}?" if near and named else None
+        raise UserError("no-such-strategy", "--strategy", named, hint, known=", ".join(known))
     return known[path.stem]
 
 

@@ -12,7 +12,7 @@ from transformers.utils.import_utils import is_torch_tf32_available
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan
-from indictune.data.collation import lengths_of
+from indictune.data.batching import lengths_of
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import whole_models

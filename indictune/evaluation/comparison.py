@@ -57,7 +57,9 @@ class Comparison:
     mcnemar: McNemar
 
 
-def compare(references: np.ndarray, first: np.ndarray, second: np.ndarray, languages: Sequence[str]) -> Comparison:
+def compare_classifiers(
+    references: np.ndarray, first: np.ndarray, second: np.ndarray, languages: Sequence[str]
+) -> Comparison:
     """Compare two classifiers: `references` and their predictions are class ids, int [rows]."""
     num_labels = int(max(each.max() for each in (references, first, second))) + 1
     by_language = {
@@ -69,7 +71,7 @@ def compare(references: np.ndarray, first: np.ndarray, second: np.ndarray, langu
 
 
 def difference_of(references: np.ndarray, first: np.ndarray, second: np.ndarray, num_labels: int) -> Difference:
-    """The macro-F1 of two classifiers, and their difference; arguments as of `compare`, with the labels' number.
+    """The macro-F1 of two classifiers, and their difference; arguments as of `compare_classifiers`, and their number.
 
     Predictions may be int [repeats, rows]: the scores of repeats are averaged, within each draw of rows too.
     """
@@ -162,7 +164,7 @@ def print_comparison(folders: Sequence[str], as_json: bool) -> int:
     names = sorted({*labels, *of_first, *of_second})
     number = {name: at for at, name in enumerate(names)}
     right, ours, theirs = (np.array([number[name] for name in each]) for each in (labels, of_first, of_second))
-    found = compare(right, ours, theirs, languages)
+    found = compare_classifiers(right, ours, theirs, languages)
     if as_json:
         print(json.dumps({"runs": list(folders), "split": split, **asdict(found)}, indent=2, ensure_ascii=False))
         return 0

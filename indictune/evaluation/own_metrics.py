@@ -15,6 +15,7 @@ from huggingface_hub.constants import HF_HUB_OFFLINE
 from indictune.errors import Problems, UserError, problem
 from indictune.evaluation.breakdown import Breakdown, Group, rows_by_value, without_markup
 from indictune.evaluation.uncertainty import Estimate
+from indictune.python_objects import FUNCTION, functions_of_program
 
 FLAG = "--metrics"
 SHORT_NAMES = {"mcc": "matthews_correlation"}  # of which the Hub knows the long ones alone
@@ -32,10 +33,16 @@ INVENTED: dict[str, list[Any]] = {
 
 
 class OwnMetric:
-    """A metric of `evaluate`. Its failures are a `UserError`; its numbers have the `names` that the first ones had."""
+    """A metric of `evaluate`, or a function of the program that has started the run.
+
+    Its failures are a `UserError`; its numbers have the `names` that the first ones had.
+    """
 
     def __init__(self, given: str) -> None:
         self._given, self.names = given, tuple[str, ...]()
+        if given.startswith(FUNCTION):
+            self._module: Any = _Function(given)
+            return
         try:
             import evaluate  # slow
 
@@ -64,13 +71,33 @@ class OwnMetric:
         return found
 
 
-own_metric = cache(OwnMetric)
+class _Function:
+    """A function of the program that has started the run, as a metric; a `UserError` if it is not there."""
+
+    def __init__(self, given: str) -> None:
+        self.name = given.removeprefix(FUNCTION)
+        functions = functions_of_program()["metrics"]
+        if self.name not in functions:
+            raise UserError("metric-of-program", FLAG, given, name=self.name)
+        self._function = functions[self.name]
+
+    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        """Its number, by the right answers and the predictions, in the order of scikit-learn."""
+        return {self.name: float(self._function(references, predictions))}
+
+
+_published_metric = cache(OwnMetric)
+
+
+def own_metric(given: str) -> OwnMetric:
+    """The metric of that name. A function is read anew: the program may have changed it."""
+    return OwnMetric(given) if given.startswith(FUNCTION) else _published_metric(given)
 
 
 def names_of_scores(given: Sequence[str], trusts: bool, compares: str, is_taken: Callable[[str], bool]) -> list[str]:
     """The names of the scores of metrics, tried on `INVENTED[compares]`; a `UserError` with all that is wrong."""
-    if not trusts:
-        raise UserError(problems=[problem("metric-not-trusted", FLAG, each) for each in given])
+    if not trusts and (foreign := [each for each in given if not each.startswith(FUNCTION)]):
+        raise UserError(problems=[problem("metric-not-trusted", FLAG, each) for each in foreign])
     problems, names, rows = Problems(), list[str](), INVENTED[compares]
     for each in given:
         with problems.collecting():

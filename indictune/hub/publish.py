@@ -17,13 +17,12 @@ from typing import TypeVar
 
 import httpx2
 from huggingface_hub import HfApi, set_client_factory
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import Trainer
 
 from indictune.checkpoint import store
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import UserError
 from indictune.evaluation.breakdown import EVALUATION
 from indictune.files import BASELINE, METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import CARD, write_card
@@ -156,15 +155,6 @@ _DOCUMENTS = (CARD, METRICS, EVALUATION, BASELINE, "report.html", "figures/*.png
 def repository_name(hub_model_id: str | None, output_dir: Path) -> str:
     """The name of the repository, as the Trainer chooses it (5.23). Without a namespace it is in the user's own."""
     return hub_model_id or output_dir.absolute().name
-
-
-def problems_of_name(name: str, flag: str, value: object, way_out: str | None = None) -> list[Problem]:
-    """The problem of a repository's name that the Hub does not allow, as one of a flag's value."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        return [problem("repository-name", flag, value, way_out, reason=str(error).strip().rstrip(".:"))]
-    return []
 
 
 def make_repository(trainer: Trainer, make: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.own_code import SavesCode
-from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.models.trusted_files import ADAPTER_CONFIG, MODEL_FLAG
 from indictune.upstream import commit_of
 
 RECORD = "base_model.json"
@@ -96,15 +96,15 @@ def check_base(
     if revision not in (None, base.revision, base.commit_hash):
         given = "--base_revision", revision
         raise UserError("base-revision-differs", *given, adapter=adapter, trained_on=base.revision, base=base.name)
-    found = other_fingerprint(base, base_name_or_path)
+    found = other_fingerprint(base, base_name_or_path, flag)
     if found is not None:
         trained_on, given = str(base.fingerprint)[:16], (flag, base_name_or_path)
         raise UserError("base-weights-differ", *given, adapter=adapter, trained_on=trained_on, found=found[:16])
 
 
-def other_fingerprint(base: Base, name_or_path: str) -> str | None:
+def other_fingerprint(base: Base, name_or_path: str, flag: str = MODEL_FLAG) -> str | None:
     """The fingerprint of a base's weights if it differs from the training's; None if it is equal or unknown."""
-    local = Path(builtin.resolve(name_or_path))
+    local = Path(builtin.resolve(name_or_path, flag))
     if base.fingerprint is None or not (local / "config.json").is_file():  # reading reports a missing folder
         return None
     found = fingerprint(local)

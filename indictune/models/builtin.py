@@ -301,7 +301,7 @@ MODELS = {
 }
 
 
-def resolve(model_name_or_path: str) -> str:
+def resolve(model_name_or_path: str, flag: str = "--model_name_or_path") -> str:
     """The folder of a built-in model, made on the first call, or of a fetched one. Other names are unchanged.
 
     Every run loads the same files: ZeRO-3 shards parameters during construction, which changes their random numbers.
@@ -317,10 +317,10 @@ def resolve(model_name_or_path: str) -> str:
 
         if name == fetched.NAME:
             if not fetched.is_fetched():
-                raise UserError("weights-not-fetched", "--model_name_or_path", name, command=fetched.COMMAND)
+                raise UserError("weights-not-fetched", flag, name, command=fetched.COMMAND)
             return str(fetched.fetched_folder())
         known = ", ".join([*(f"{PREFIX}{other}" for other in MODELS), fetched.NAME])
-        raise UserError("no-such-name", "--model_name_or_path", model_name_or_path, kind="built-in model", known=known)
+        raise UserError("no-such-name", flag, model_name_or_path, kind="built-in model", known=known)
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"

@@ -28,10 +28,11 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.data.text.cleaning import write_devanagari
 from indictune.errors import UserError
+from indictune.files import BASELINE_TYPE, json_or_nothing
 from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.own_code import with_own_code
-from indictune.upstream import commit_of, note_commit
+from indictune.upstream import commit_of, note_commit, without_progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
         raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
     if SINGLE_SCRIPT in args.model_name_or_path.lower():
         logger.info("The tokenizer of %s writes all Indic scripts in Devanagari.", args.model_name_or_path)
-    lost = lost_vowel_signs(tokenizer)
+    lost = {} if is_baseline(args.model_name_or_path) else lost_vowel_signs(tokenizer)
     if lost:
         keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
         still_lost = lost_vowel_signs(keeping)
@@ -103,14 +104,24 @@ def load_tokenizer(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -
     return tokenizer
 
 
+def is_baseline(folder: str | Path) -> bool:
+    """Whether a folder holds a model of character n-grams, which transformers knows then."""
+    if json_or_nothing(Path(folder, "config.json")).get("model_type") != BASELINE_TYPE:
+        return False
+    import indictune.models.ngrams  # noqa: F401
+
+    return True
+
+
 def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
     """The model's tokenizer as it is, IndicBERTv2-SS's for all scripts; or a `UserError`, as `chat-template-name`."""
-    path = builtin.resolve(args.model_name_or_path)
+    path = builtin.resolve(args.model_name_or_path, flag)
     trusted_files.check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
     with trusted_files.explained(args, Exception, flag=flag):
         revision = resolve_revision(path, args.model_revision)  # check and read the same commit
         trusted_files.check_tokenizer_settings(path, revision, flag)
+        is_baseline(path)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
@@ -173,7 +184,7 @@ def without_adapter(model: nn.Module) -> Any:
 
 def read_config(args: ModelArguments, flag: str = trusted_files.MODEL_FLAG) -> PreTrainedConfig:
     """The configuration of a model that is trusted; else a `UserError`, such as `adapter-as-model`."""
-    path = builtin.resolve(args.model_name_or_path)
+    path = builtin.resolve(args.model_name_or_path, flag)
     trusted_files.check_links(Path(path), flag)
     with trusted_files.explained(args, Exception, flag=flag):
         is_config = Path(path).is_file()  # a config.json alone, which `indictune plan` takes
@@ -271,7 +282,7 @@ def read_weights(
     is_quantised = quantisation is not None or bool(stored)
     trusted_files.check_weights_setting(config, flag)
     is_pickled = trusted_files.are_pickled(args, flag)
-    with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag):
+    with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag), without_progress_bar():
         model, info = kind.from_pretrained(
             name,
             config=config,
@@ -347,6 +358,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
+    is_baseline(folder)
     with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)

@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file, cached_files, has_file, resolve_revision
 
 from indictune.config.arguments import ModelArguments
+from indictune.config.early_values import unusable_model
 from indictune.errors import Problem, UserError, problem
 from indictune.models import builtin
 
@@ -131,8 +132,8 @@ def own_classes(config: PreTrainedConfig) -> dict[str, str]:
 
 def means_own_code(config: PreTrainedConfig) -> bool:
     """Whether a configuration names a class that transformers does not have, or brings code and names no class."""
-    every = vars(transformers)["__all__"]  # `dir` takes 0.2 s
-    known = {*every, "Gemma3TextForTokenClassification"}  # of ours
+    of_ours = {"Gemma3TextForTokenClassification", "NgramsForSequenceClassification"}
+    known = {*vars(transformers)["__all__"], *of_ours}  # `dir` takes 0.2 s
     own = {each.rpartition(".")[2] for each in own_classes(config).values()}
     named = {re.sub("^(TF|Flax)", "", str(each)) for each in config.architectures or ()}
     return not own <= known or (bool(own or named) and not named & known)
@@ -206,12 +207,8 @@ def load_problem(args: ModelArguments, error: BaseException, flag: str = MODEL_F
     """The problem behind an error of reading the model that `args` names."""
     name = args.model_name_or_path
     given, folder = (flag, name), Path(name)
-    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")):
-        return problem("no-such-model-folder", *given)  # no name on the Hub is like that
-    if folder.is_dir() and not (folder / "config.json").exists():
-        inside = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
-        hint = f" There is one in {folder / inside[-1]}." if inside else ""
-        return problem("folder-without-model", *given, hint=hint)
+    if (unusable := unusable_model(name, flag)) is not None:
+        return unusable
     if "trust_remote_code" in str(error):
         return problem("model-needs-its-code", *given)
     causes = tuple(_causes(error))

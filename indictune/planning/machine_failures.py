@@ -20,7 +20,7 @@ from transformers import Trainer
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan, Axes
 from indictune.console_text import shown_bytes
-from indictune.data.collation import lengths_of
+from indictune.data.batching import lengths_of
 from indictune.distributed import elastic
 from indictune.distributed.devices import meta_of
 from indictune.distributed.launch import engine_of

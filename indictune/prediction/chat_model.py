@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, TextStreamer
-from transformers.utils.logging import disable_progress_bar
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.chat.chat_tokens import PLAIN, answer_ends, choose_template, prompt_ids
@@ -98,12 +97,23 @@ def open_chat_model(
         UserError: the folder holds no language model, or it cannot be read; or as `choose_template`.
     """
     check_language_model(model)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     named = ModelArguments(model, trust_remote_code=trust_remote_code)
     config = load.trained_config(named)
     tokenizer = load.load_tokenizer(named, flag="--model")
-    template = choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)
+    choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)  # before weights are read
     loaded = load_language_model(named, config, tokenizer)
+    return chat_with(loaded, tokenizer, max_new_tokens, temperature, chat_template)
+
+
+def chat_with(
+    loaded: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    chat_template: str | None = None,
+) -> ChatModel:
+    """A language model in memory, ready to answer where it is. Arguments and errors as of `open_chat_model`."""
+    template = choose_template(tokenizer, chat_template, as_written=False, train_on_prompts=True)
     base = load.without_adapter(loaded)
     own = base.generation_config.eos_token_id
     ends = {*answer_ends(tokenizer, template), *(own if isinstance(own, list) else [own])} - {None}
@@ -112,7 +122,7 @@ def open_chat_model(
         do_sample=temperature > 0, **drawn, eos_token_id=sorted(ends), pad_token_id=tokenizer.pad_token_id
     )
     base.generation_config = settings  # `generate` would fill gaps from the saved one
-    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, load.positions_of(config), [])
+    return ChatModel(loaded, tokenizer, template, settings, max_new_tokens, load.positions_of(base.config), [])
 
 
 def load_language_model(named: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Model:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers import PreTrainedConfig
 
 from indictune.config.shared_arguments import ClassifierArguments, TextFileArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import KEPT, Wanted, joined_list, layout_of
+from indictune.data.columns import KEPT, Wanted, layout_of
 from indictune.data.labels import MULTI_LABEL, REGRESSION
 from indictune.data.read.conll import holds_tweets
 from indictune.data.read.open_files import decoded, lines_of_old_macs, opened
@@ -29,41 +24,90 @@ from indictune.data.read.read_files import checked_extension, read_batches
 from indictune.data.text.cleaning import clean_batch
 from indictune.errors import Problems, UserError, attributed_to
 from indictune.files import kind_of_file
-from indictune.prediction.served_classifier import Classifier, Reading, check_pairs, served_model
+from indictune.prediction.served_classifier import (
+    Classifier,
+    Reading,
+    ServedModel,
+    check_pairs,
+    served_in_memory,
+    served_model,
+)
 
-_FORMULA = re.compile(r"[=@]|[+-](?!\d+(?:\.\d+)?\Z)")
 SCORE = "score_"  # begins the name of a column with the scores of a label
-_DIGITS = 6  # of a score; float32 has seven
-Write = Callable[[BinaryIO, Iterable[pa.RecordBatch]], None]
 
 
 Text = str | tuple[str | None, str | None] | None  # a text, or two for a model of pairs
+Given = str | Path | tuple[Any, Any]  # the folder of a finished run, or a model and its tokenizer in memory
+_STREAMED_ROWS = 256
 
 
-def label_texts(folder: str | Path, texts: Sequence[Text], **flags: Any) -> list[dict[str, Any]]:
-    """Label texts, or pairs of two, with a finished run's classifier. `flags` are those of `indictune predict`.
+def opened_model(model: Given, asked: ClassifierArguments) -> tuple[ServedModel, Any]:
+    """A classifier before its weights are read, and the model if it is in memory; a `UserError` if it is none."""
+    if isinstance(model, tuple):
+        return served_in_memory(*model, asked), model[0]
+    problems, asked.model = Problems(), str(model)
+    served = served_model(asked, problems, may_tag=True)
+    problems.raise_any()
+    assert served is not None
+    return served, None
+
+
+def label_texts(model: Given, texts: Sequence[Text], **flags: Any) -> list[dict[str, Any]]:
+    """Label texts, or pairs of two, with a classifier. `flags` are those of `indictune predict`.
 
     Returns:
         For each text `text`, of pairs `text_pair`, `label`, `scores` (label -> probability) and `language`. The label
         is a list if the model gives several or tags words, a number without scores for a regression, and None for a
         text without words.
     """
-    are_pairs = any(isinstance(each, tuple | list) for each in texts)
+    return list(label_stream(model, iter(check_texts(texts)), max(1, len(texts)), **flags))
+
+
+def label_stream(
+    model: Given, texts: Iterator[Text], at_once: int = _STREAMED_ROWS, **flags: Any
+) -> Iterator[dict[str, Any]]:
+    """The same row by row, for texts that are not known beforehand. The model is checked at once."""
+    asked = ClassifierArguments(**flags)
+    served, loaded = opened_model(model, asked)
+    first = list(islice(texts, at_once))
+    if first:
+        check_pairs(served.reading, _are_pairs(check_texts(first)), "texts")
+    classifier = Classifier(served, asked.max_tokens_per_device, loaded) if first else None
+    return _labelled(classifier, first, texts, at_once)
+
+
+def _labelled(
+    classifier: Classifier | None, chunk: list[Text], texts: Iterator[Text], at_once: int
+) -> Iterator[dict[str, Any]]:
+    while classifier is not None and chunk:
+        yield from as_records(label(classifier, text_batch(check_texts(chunk))))
+        chunk = list(islice(texts, at_once))
+
+
+def label_table(model: Given, file: str, **flags: Any) -> pa.Table:
+    """The labels of the rows of a file, in the same order: `label`, `language`, and `score_<label>` of each label."""
+    asked = TextFileArguments(input_file=file, **flags)
+    served, loaded = opened_model(model, asked)
+    source, bad = text_file(asked, served.reading), BadRows(file)
+    rows = sum(batch.num_rows for batch in source.windows(bad))
+    bad.finish(rows)
+    classifier = Classifier(served, asked.max_tokens_per_device, loaded)
+    labelled = pa.Table.from_batches(label(classifier, batch) for batch in source.windows(BadRows(file)))
+    return labelled.drop_columns([name for name in ("text", "text_pair") if name in labelled.schema.names])
+
+
+def _are_pairs(texts: Sequence[Text]) -> bool:
+    return any(isinstance(each, tuple | list) for each in texts)
+
+
+def check_texts(texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts, or pairs of texts; a `UserError` for anything else."""
     parts = [each if isinstance(each, tuple | list) else (each,) for each in texts]
     are_texts = all(isinstance(part, str | None) for each in parts for part in each)
-    if isinstance(texts, Mapping) or not are_texts or {*map(len, parts)} - {1 + are_pairs}:
+    if isinstance(texts, Mapping) or not are_texts or {*map(len, parts)} - {1 + _are_pairs(texts)}:
         reason = "expected a text, a list of texts, or a list of pairs of texts"
         raise UserError("wrong-type", "texts", type(texts).__name__, reason=reason)
-    problems = Problems()
-    asked = ClassifierArguments(model=str(folder), **flags)
-    served = served_model(asked, problems, may_tag=True)
-    if served is not None and len(texts):
-        problems.attempt(check_pairs, served.reading, are_pairs, "texts")
-    problems.raise_any()
-    assert served is not None
-    if not len(texts):
-        return []
-    return list(as_records(label(Classifier(served, asked.max_tokens_per_device), text_batch(texts))))
+    return texts
 
 
 def text_batch(texts: Sequence[Text]) -> pa.RecordBatch:
@@ -126,67 +170,6 @@ def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield row | ({"scores": scores} if scores else {}) | {"language": language}
 
 
-def writer_of(path: str) -> Write:
-    """The function that writes the kind of file that the extension says; else `file-kind-unknown`."""
-    extension = Path(path).suffix.lower()
-    if extension not in _WRITERS:
-        raise UserError("file-kind-unknown", "--output_file", path, expected=", ".join(_WRITERS))
-    return _WRITERS[extension]
-
-
-def as_json_lines(batch: pa.RecordBatch) -> str:
-    """A line of JSON for each row, with the scores of its labels in one object."""
-    return "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in as_records(batch))
-
-
-def rounded(value: Any) -> Any:
-    """A row with as many digits of its scores as they have."""
-    if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
-    return round(value, _DIGITS) if isinstance(value, float) else value
-
-
-def _write_json_lines(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    file.writelines(as_json_lines(batch).encode() for batch in batches)
-
-
-def _write_parquet(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-    writer = None
-    for batch in batches:
-        writer = writer or pq.ParquetWriter(file, batch.schema)
-        writer.write_batch(batch)
-    if writer is not None:
-        writer.close()
-
-
-def _delimited(delimiter: str) -> Write:
-    def write(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-        for number, batch in enumerate(batches):
-            if number == 0:
-                lines.writerow(map(_cell, batch.schema.names))
-            lines.writerows(zip(*(map(_cell, batch[name].to_pylist()) for name in batch.schema.names), strict=True))
-        text.flush()
-        text.detach()
-
-    return write
-
-
-def _cell(value: Any) -> Any:
-    """A value as training reads it from a csv file: several labels as `a|b`, none of them as `|`.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe, unless it is a number.
-    """
-    if isinstance(value, float):
-        return round(value, _DIGITS)
-    value = joined_list(value)
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-_WRITERS = {".csv": _delimited(","), ".tsv": _delimited("\t"), ".jsonl": _write_json_lines, ".parquet": _write_parquet}
-
-
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.
 WINDOW_ROWS = 4_096
 LINES = ".txt"
@@ -235,10 +218,16 @@ def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _name_of(role: str) -> str:
-    """The name of a column in the output, where a kept one may not hide a label or a score."""
+    """The name of a column in the output, where a kept one may not hide a text, a label or a score."""
     name = role.removeprefix(KEPT)
-    is_taken = name in ("text", "text_pair", "label", "language") or name.startswith(SCORE)
-    return f"input_{name}" if is_taken and role != name else name
+    if role == name:
+        return role
+    return f"input_{name}" if name in ("text", "text_pair") else name_beside_labels(name)
+
+
+def name_beside_labels(name: str) -> str:
+    """The name that a column of the input gets beside labels and scores."""
+    return f"input_{name}" if name in ("label", "language") or name.startswith(SCORE) else name
 
 
 def equal_windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +23,18 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.text.pairs import read_pairs
 from indictune.data.text.tokenisation import TYPES, Encoded, Windows, windows_of, words_with_spaces
 from indictune.errors import Problems, UserError
-from indictune.files import METRICS, RECIPE, is_finished
+from indictune.files import BASELINE_TYPE, METRICS, RECIPE, is_finished
 from indictune.models import load
 from indictune.models.adapters import config_file, continues_texts
 from indictune.models.config_shapes import KINDS
+from indictune.models.load import Model
 from indictune.models.serving_model import can_pack, pack_weights, without_cleaning
 from indictune.models.task_models import TEMPERATURE, class_names, recorded_reading
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.tasks.loss import mean_of_windows
 
 _OF_A_RUN = ("train_log.jsonl", "status.json", "logs", RECIPE, "checkpoint-*")
+IN_MEMORY = "(in memory)"
 _HEAD, _OF_WORDS = "ForSequenceClassification", "ForTokenClassification"
 # Measured by benchmarks/predict.py: a CPU's caches hold a small batch, and a GPU needs a large one.
 TOKENS_ON_CPU = 2_048
@@ -85,6 +88,17 @@ def served_model(asked: ClassifierArguments, problems: Problems, may_tag: bool =
     return ServedModel(args, config, labels, tokenizer, reading)
 
 
+def served_in_memory(model: Model, tokenizer: PreTrainedTokenizerBase, asked: ClassifierArguments) -> ServedModel:
+    """A classifier in memory, with copies of its configuration and tokenizer; a `UserError` if it is none."""
+    config, name = deepcopy(model.config), type(load.without_adapter(model)).__name__
+    if not name.endswith((_HEAD, _OF_WORDS)):
+        raise UserError("predict-needs-classifier", "model", IN_MEMORY, found=name)
+    config.architectures, asked.model = [name], str(config.name_or_path or IN_MEMORY)
+    tokenizer = deepcopy(tokenizer)
+    without_cleaning(tokenizer)
+    return ServedModel(ModelArguments(asked.model), config, class_names(config), tokenizer, reading_of(asked, config))
+
+
 def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     """How the training of a model read texts, by its `recipe.yaml`; flags override it."""
     temperature = getattr(config, TEMPERATURE, None) if asked.calibrated else 1.0
@@ -136,18 +150,24 @@ def check_finished(folder: Path, flag: str = "--model") -> None:
 
 
 class Classifier:
-    """A finished run's classifier, ready to label texts. `max_tokens` are those of a batch, padding included."""
+    """A finished run's classifier, ready to label texts. `max_tokens` are those of a batch, padding included.
 
-    def __init__(self, served: ServedModel, max_tokens: int | None = None) -> None:
+    A `model` in memory stays where it is and as it is. Else the weights are read.
+    """
+
+    def __init__(self, served: ServedModel, max_tokens: int | None = None, model: Model | None = None) -> None:
         self.served = served
         self._windows_of: Windows | None = None
-        self._device = _device()
+        self._device = _device() if model is None else model.device
         self._max_tokens = max_tokens or (TOKENS_ON_CPU if self._device.type == "cpu" else TOKENS_ON_ACCELERATOR)
         args, config, tokenizer = served.args, served.config, served.tokenizer
-        kind, _ = KINDS[_OF_WORDS if served.tags_words else _HEAD]
-        model = load.load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
+        self._is_own = model is None
+        if model is None:
+            kind, _ = KINDS[_OF_WORDS if served.tags_words else _HEAD]
+            model = load.load_trained(args.model_name_or_path, args.trust_remote_code, kind=kind)
         load.check_vocabulary(args, model, tokenizer, flag="--model")
-        self._padded = served.tags_words or pads("auto", args, config)
+        is_baseline = config.model_type == BASELINE_TYPE
+        self._padded = not self._is_own or served.tags_words or is_baseline or pads("auto", args, config)
         self._collate: JoinRows | PadToLongest = JoinRows(uncounted_token(config), labels_of_tokens=False)
         if self._padded:
             # Models read a row's first token, or look for the last token that is no padding.
@@ -155,7 +175,7 @@ class Classifier:
             self._collate = PadToLongest(tokenizer.pad_token_id, side)
         else:
             classify_unpadded(model, trains=False)
-        if not load.stored_quantisation(config):  # else bitsandbytes has put it there
+        if self._is_own and not load.stored_quantisation(config):  # else bitsandbytes has put it there
             model.to(self._device)  # type: ignore[arg-type]
         self._model = model.eval()
         in_half = served.reading.bf16 or served.reading.fp16

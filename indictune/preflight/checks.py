@@ -121,13 +121,14 @@ def check_hub(plan: AnyPlan) -> list[Problem]:
     training, found = plan.training, []
     if not training.push_to_hub:
         return []
-    from indictune.hub.publish import problems_of_name, repository_name
+    from indictune.config.early_values import name_problems
+    from indictune.hub.publish import repository_name
 
     if get_token() is None:
         found.append(problem("hub-token-missing", "--push_to_hub"))
     name = repository_name(training.hub_model_id, plan.output_dir)
     flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
-    return found + problems_of_name(name, flag, value)
+    return found + name_problems(name, flag, value)
 
 
 def check_loggers(plan: AnyPlan) -> list[Problem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,7 +14,7 @@ from indictune.config.plan import Launch, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.distributed import devices
-from indictune.distributed.batch_size import split_batch
+from indictune.distributed.batch_size import split_batch, steps_of_run
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy import default_optimizer, take_values
 from indictune.errors import Problem, Problems, UserError, problem
@@ -21,10 +23,14 @@ from indictune.models.adapters import config_file
 from indictune.models.load import trained_config
 from indictune.tasks.protocol import Data, Task, Training
 
+logger = logging.getLogger(__name__)
+
 Arguments = TypeVar("Arguments")
 
 # transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
 DEFAULT_EVAL_STEPS = 10.0
+
+_RATE_OF_ADAPTERS = 2e-4  # of language models, whose whole weights take a tenth of it
 
 
 def make_plan(
@@ -41,12 +47,14 @@ def make_plan(
     if is_ours and (asked := given.get("greater_is_better")) is not None and asked == is_lower_better:
         best = "lowest" if is_lower_better else "highest"
         problems.append(problem("worst-as-best", "--greater_is_better", str(asked).lower(), metric=metric, best=best))
+    is_adapter = plan.model.method != "full" and task.name in ("chat", "clm")
     defaults = {
         "metric_for_best_model": metric,
         # transformers (5.23) takes every metric that ends with "loss" for one.
         "greater_is_better": not is_lower_better if is_ours and is_lower_better != metric.endswith("loss") else None,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
         "tf32": devices.default_tf32(training),
+        "learning_rate": _RATE_OF_ADAPTERS if is_adapter else None,
     }
     changes = {name: value for name, value in defaults.items() if value not in (None, getattr(training, name))}
     derived = {name: value for name, value in changes.items() if name not in given}
@@ -121,3 +129,34 @@ def _launch(environ: Mapping[str, str], training: IndicTrainingArguments, proble
         return read_launch(environ, deepspeed, training.fsdp)
     sizes = world_size_of(environ), local_world_size_of(environ), rank_of(environ)
     return Launch("single", *sizes, is_known=False)
+
+
+# Ten evaluations of a longer run, which ends after three without a better metric.
+_ENDED_EARLY = {"eval_strategy": "steps", "eval_steps": 0.1, "save_strategy": "steps", "save_steps": 0.1}
+_PATIENCE = "early_stopping_patience"
+_ENDED_EARLY |= {_PATIENCE: 3}
+
+
+def with_least_steps(plan: RunPlan[Data, Training], rows: int, has_validation: bool) -> RunPlan[Data, Training]:
+    """The plan with as many epochs of so many rows as `--min_steps` needs."""
+    training = plan.training
+    batch, least, epochs = training.global_batch_size, training.min_steps, training.num_train_epochs
+    if training.max_steps > 0 or steps_of_run(rows, batch, training.max_steps, epochs) >= least:
+        return plan
+    needed = math.ceil(least / math.ceil(rows / batch))
+    ended = {} if not has_validation else _ended_early(plan, needed, needed * math.ceil(rows / batch))
+    note = f", and an end after {ended[_PATIENCE]} evaluations without a better score" if ended else ""
+    logger.info("--min_steps %d: %d epochs of %s rows instead of %g%s", least, needed, f"{rows:,}", epochs, note)
+    return plan.derive(num_train_epochs=float(needed), **ended)
+
+
+def _ended_early(plan: RunPlan[Data, Training], epochs: int, steps: int) -> dict[str, Any]:
+    """How a longer run is evaluated, and after how many evaluations without a gain it ends: three tenths of all."""
+    training, given = plan.training, plan.recipe.values.keys()
+    if not _ENDED_EARLY.keys() & given:
+        return _ENDED_EARLY
+    if _PATIENCE in given or training.eval_strategy == "no" or not training.load_best_model_at_end:
+        return {}
+    every = training.eval_steps or training.logging_steps
+    evaluations = epochs if training.eval_strategy == "epoch" else 1 / every if every < 1 else steps / every
+    return {_PATIENCE: max(3, math.ceil(0.3 * evaluations))}

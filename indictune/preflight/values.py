@@ -31,7 +31,7 @@ METRIC = "--metric_for_best_model"
 def check_values(plan: AnyPlan) -> list[Problem]:
     """Refuse values out of their range, or that the machine does not support."""
     training = plan.training
-    found = check_ranges(training)
+    found = check_ranges(vars(training))
     duration = "num_train_epochs" if training.max_steps < 0 else "max_steps"
     if not getattr(training, duration) > 0:
         found.append(problem("nothing-to-train", f"--{duration}", getattr(training, duration)))
@@ -210,7 +210,7 @@ def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
 
 def check_arguments(plan: AnyPlan) -> list[Problem]:
     """Let transformers check how training arguments fit together, among them the steps of saving and evaluating."""
-    if check_schedule(plan) or check_ranges(plan.training):  # reported already
+    if check_schedule(plan) or check_ranges(vars(plan.training)):  # reported already
         return []
     training = copy.copy(plan.training)
     training.eval_steps = training.eval_steps or training.logging_steps

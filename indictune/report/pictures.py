@@ -80,31 +80,37 @@ def drawing() -> Iterator[None]:
 def draw_curves(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     """Loss, learning rate and throughput of each run, one above the other."""
     for name, title, unit in _CURVES:
-        found = [(run, curve) for run in runs if (curve := run.curve(name)) is not None]
-        if not found:
-            continue
-        figure = _figure(2.7)
-        axes = figure.subplots()
-        words = []
-        for number, (run, curve) in enumerate(found):
-            style = {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
-            marker = "o" if len(curve.steps) == 1 else ""
-            shown = "training" if len(runs) == 1 else _drawn_name(run.name, number + 1)
-            axes.plot(curve.steps, curve.values, label=shown, linewidth=1.4, marker=marker, **style)  # type: ignore[arg-type]
-            words.append(_in_words(run.name if len(runs) > 1 else title, curve))
-            evaluated = run.curve("eval_loss", run.evaluations) if name == "loss" else None
-            if evaluated is not None:
-                label = "validation" if len(runs) == 1 else None
-                colour = SERIES[1] if len(runs) == 1 else SERIES[number % len(SERIES)]
-                axes.plot(evaluated.steps, evaluated.values, "o", color=colour, markersize=4, label=label)
-                words.append(_in_words("Validation loss", evaluated))
-        axes.set(xlabel="step", ylabel=unit)
-        axes.locator_params("x", integer=True)
-        if name == "samples_per_second":
-            axes.set_ylim(bottom=0)
-        if len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(fontsize=9)
-        yield _picture(figure, name, title, " ".join(words))
+        if any(run.curve(name) for run in runs):
+            figure, words = curve_figure(runs, name, title, unit)
+            yield _picture(figure, name, title, words)
+
+
+def curve_figure(
+    runs: Sequence[ReportedRun], name: str = "loss", title: str = "Training loss", unit: str = "loss"
+) -> tuple[Figure, str]:
+    """A value of each logged step of the runs, the validation loss with the loss, and the same in words."""
+    figure = _figure(2.7)
+    axes = figure.subplots()
+    words = []
+    for number, (run, curve) in enumerate((run, curve) for run in runs if (curve := run.curve(name)) is not None):
+        style = {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
+        marker = "o" if len(curve.steps) == 1 else ""
+        shown = "training" if len(runs) == 1 else _drawn_name(run.name, number + 1)
+        axes.plot(curve.steps, curve.values, label=shown, linewidth=1.4, marker=marker, **style)  # type: ignore[arg-type]
+        words.append(_in_words(run.name if len(runs) > 1 else title, curve))
+        evaluated = run.curve("eval_loss", run.evaluations) if name == "loss" else None
+        if evaluated is not None:
+            label = "validation" if len(runs) == 1 else None
+            colour = SERIES[1] if len(runs) == 1 else SERIES[number % len(SERIES)]
+            axes.plot(evaluated.steps, evaluated.values, "o", color=colour, markersize=4, label=label)
+            words.append(_in_words("Validation loss", evaluated))
+    axes.set(xlabel="step", ylabel=unit)
+    axes.locator_params("x", integer=True)
+    if name == "samples_per_second":
+        axes.set_ylim(bottom=0)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        axes.legend(fontsize=9)
+    return figure, " ".join(words)
 
 
 def _in_words(name: str, curve: Curve) -> str:

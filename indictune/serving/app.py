@@ -22,8 +22,9 @@ from starlette.types import Scope
 
 from indictune.config.shared_arguments import RequestLimits
 from indictune.errors import problem, problems_of
-from indictune.prediction.labelled_rows import Text, as_records, label, rounded, text_batch
+from indictune.prediction.labelled_rows import Text, as_records, label, text_batch
 from indictune.prediction.served_classifier import Classifier, Reading, check_pairs
+from indictune.prediction.written_rows import rounded
 from indictune.serving.server import GUARDED, Limits, RefusedError, client_of, refusal
 from indictune.versions import __version__
 

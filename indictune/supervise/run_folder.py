@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -319,6 +320,7 @@ def log_to_console() -> None:
     logging.basicConfig(level=logging.ERROR, handlers=[console])
     _quieten_libraries()
     quieten_requests()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     logging.getLogger("DeepSpeed").disabled = True  # it gets a handler of its own when it is imported later
     logging.getLogger(PACKAGE).setLevel(logging.INFO)
 
@@ -330,6 +332,7 @@ def _quieten_libraries() -> None:
 
     transformers.utils.logging.disable_default_handler()
     transformers.utils.logging.enable_propagation()
+    warnings.simplefilter("ignore", FutureWarning)  # libraries warn each other: peft 0.21 takes old names
     # The bars of reading and writing weights and rows; training keeps its bar.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.disable_progress_bars()

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from indictune.config.recipe import DATA_SOURCE_FIELDS, Recipe
+from indictune.config.command_line import DATA_SOURCE_FIELDS
+from indictune.config.recipe import Recipe
 from indictune.data.cache import StoredRows
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.findings import near_groups

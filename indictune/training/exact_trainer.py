@@ -23,8 +23,8 @@ from indictune.checkpoint.save import Checkpoints, ManifestFacts
 from indictune.checkpoint.snapshots import Snapshots
 from indictune.checkpoint.train_state import RandomStates, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.data.batching import TrainingBatches
-from indictune.data.collation import Row, lengths_of
+from indictune.data.batching import TrainingBatches, lengths_of
+from indictune.data.collation import Row
 from indictune.distributed import devices, sharding
 from indictune.distributed.launch import shown_axes
 from indictune.distributed.parallelism import Parallelism

@@ -121,7 +121,7 @@ def finish_run(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tok
     if values.get("baseline") and has_labels and values.get("soft_label_column") is None:  # of a task with the flags
         split = "validation" if tokens.test is None else "test"
         scored = trainer.eval_dataset if tokens.test is None else tokens.test
-        add_baseline(run, tokens, split, scored, findings.results[0])
+        add_baseline(run, tokens, split, scored, findings.results[0], trainer.objective, state.max_steps)
     if trainer.args.push_to_hub:
         publish.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)

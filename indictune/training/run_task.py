@@ -10,6 +10,7 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.tasks.protocol import Task
 from indictune.training.start import (
+    begin_training,
     check_first_step,
     context_of,
     fit_batches,
@@ -21,8 +22,8 @@ from indictune.training.start import (
 )
 
 
-def run_task(task: Task[Any, Any, Any], run: Run) -> None:
-    """Train a model of the task, save and evaluate it. All ranks must call it."""
+def run_task(task: Task[Any, Any, Any], run: Run, trains: bool = True) -> None:
+    """Train a model of the task, save and evaluate it, or only prepare `run.trainer`. All ranks must call it."""
     plan, problems = make_plan(run.recipe, os.environ, task)
     rows = read_rows(plan, task, problems + preflight(plan, task) + check_first_step(plan) + meet_nodes(plan))
     tokens = task.tokenise(plan, rows)
@@ -38,7 +39,10 @@ def run_task(task: Task[Any, Any, Any], run: Run) -> None:
     trainer = make_trainer(
         model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, context_of(plan, run, tokens)
     )
-    result = train_model(trainer, plan, run, point, tokens)
+    begin_training(trainer, plan, run, point, tokens)
+    if not trains:
+        return
+    result = train_model(trainer, point)
 
     from indictune.training.evaluation import write_samples
     from indictune.training.finish import finish_run, save_model  # with verification, card, report and Hub

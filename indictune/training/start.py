@@ -24,12 +24,12 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import compatibility, resume, snapshots, store
 from indictune.checkpoint.resume import AllRanksReader, Finished, ResumePoint, choose_resume_point
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.command_line import DECIDED, LAUNCHED_BY, PARITY_TRACE
+from indictune.config.command_line import DECIDED, LAUNCHED_BY, OBJECTS_FILE, PARITY_TRACE
 from indictune.config.plan import AnyPlan, Launch, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data import labels
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.collation import lengths_of
+from indictune.data.batching import lengths_of
 from indictune.data.health.row_health import check_health
 from indictune.data.read.hub_datasets import commit_read
 from indictune.data.read.row_sources import BUILTIN
@@ -45,6 +45,7 @@ from indictune.files import AUTO, HEALTH, METRICS, NOTHING_TO_DO, RECIPE, Record
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import check_launch
+from indictune.preflight.derive import with_least_steps
 from indictune.preflight.values import check_evaluations, check_metric_of_rows
 from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Data, Objective, Task, Tokens, Training
@@ -97,6 +98,11 @@ def watch(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint) ->
             run.warn([f"Ignoring --divergence_check_steps {every}: one process has nothing to compare with."])
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    if OBJECTS_FILE in os.environ:
+        from indictune.python_objects import functions_of_program
+
+        for each in functions_of_program()["callbacks"]:
+            trainer.add_callback(each)
     trainer.add_callback(ReportProgress())
     trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
@@ -147,6 +153,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
             has no such communication.
     """
     check_health(tokens.health, plan.configuration)
+    plan = with_least_steps(plan, len(tokens.train), tokens.validation is not None)
     check_cpu_time(plan, tokens.train)
     plan = plan.with_max_length(tokens.max_length)
     by_tokens = plan.training.max_tokens_per_device is not None
@@ -343,8 +350,8 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, run: Run, point: R
     write_json(plan.output_dir / compatibility.FLAG_FILES, flag_contents(plan) | rows)
 
 
-def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it."""
+def begin_training(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> None:
+    """Add all callbacks, compare the ranks, and write the recipe. All ranks must call it."""
     watch(trainer, plan, run, point)
     if trainer.args.world_size > 1:
         from indictune.training.rank_consistency import check_ranks_agree
@@ -364,6 +371,10 @@ def train_model(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoi
     if tokens.health is not None and run.rank == 0:
         write_json(plan.output_dir / HEALTH, tokens.health.as_json())
     run.trainer = trainer
+
+
+def train_model(trainer: ExactTrainer, point: ResumePoint) -> TrainOutput:
+    """Train, from the resume point if it has a checkpoint. All ranks must call it."""
     try:
         return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
     except NothingLeft:

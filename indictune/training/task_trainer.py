@@ -25,8 +25,8 @@ from indictune.checkpoint.resume import AllRanksReader, check_trusted, newest_wh
 from indictune.checkpoint.save import Checkpoints, planned_checkpoints
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import SINGLE, Launch
-from indictune.data.batching import EvaluationBatches, TrainingBatches
-from indictune.data.collation import IndexedRows, Row, lengths_of
+from indictune.data.batching import EvaluationBatches, TrainingBatches, lengths_of
+from indictune.data.collation import IndexedRows, Row
 from indictune.data.languages import scripts_of
 from indictune.distributed import collectives, sharding
 from indictune.distributed.parallelism import Parallelism

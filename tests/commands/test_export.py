@@ -55,7 +55,7 @@ def test_all_problems_come_at_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "[folder-not-empty]" in shown
     assert main(["export", str(tmp_path / "nowhere")]) == 2
     assert "[no-model]" in capsys.readouterr().err
-    assert main(["export", model, "--format", "gguf", "--input_file", "t.csv"]) == 2
+    assert main(["export", model, "--format", "gguf", "--input_file", str(tmp_path / "out/mine.txt")]) == 2
     assert "[no-effect]" in capsys.readouterr().err
 
 

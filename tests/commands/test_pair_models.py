@@ -71,7 +71,7 @@ def test_pairs_get_the_scores_of_the_plain_model(model: Path, scores: list[list[
     assert [(row["text"], row["text_pair"]) for row in rows[:3]] == PAIRS
     assert [row["label"] for row in rows[3:]] == [None, None]
     assert not close(values(indictune.predict([(b, a) for a, b in PAIRS], model)), scores)  # the order matters
-    assert close(values(indictune.predict([["यह फिल्म अच्छी थी मस्त", PAIRS[0][1]]], model)), scores[:1])  # type: ignore[list-item]
+    assert close(values(indictune.predict([["यह फिल्म अच्छी थी मस्त", PAIRS[0][1]]], model)), scores[:1])
 
 
 def test_the_pipeline_of_transformers_gives_the_same(model: Path, scores: list[list[float]]) -> None:
@@ -92,7 +92,7 @@ def test_an_api_call_needs_what_the_model_reads(model: Path, single: Path) -> No
         indictune.predict(PAIRS, single)
     for wrong in ([("a", "b"), "c"], [("a",)], [("a", "b", "c")], [("a", 1)]):
         with refused("wrong-type", flag="texts"):
-            indictune.predict(wrong, model)  # type: ignore[arg-type]
+            indictune.predict(wrong, model)
 
 
 def spoken(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -24,6 +25,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import python_calamine
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -248,6 +250,35 @@ def test_lines_of_standard_input_are_answered(
     for answer, row in zip(again, [rows[0], rows[2]], strict=True):
         assert answer["scores"] == pytest.approx(row["scores"], abs=1e-4)
         assert (answer["text"], answer["label"], answer["language"]) == (row["text"], row["label"], row["language"])
+
+
+def test_a_workbook_and_a_csv_for_excel_hold_the_labels(model: Path, tmp_path: Path) -> None:
+    texts = ["एक <दो> & 'three'", "=1+1", "\x01 \U0001f600 good"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"tweet": each}) + "\n" for each in texts))
+    flags = ["--input_file", str(tmp_path / "in.jsonl")]
+    assert main(["predict", str(model), *flags, "--output_file", str(tmp_path / "out.xlsx")]) == 0
+    assert main(["predict", str(model), *flags, "--output_file", str(tmp_path / "out.csv"), "--excel", "true"]) == 0
+    header, *rows = python_calamine.load_workbook(tmp_path / "out.xlsx").get_sheet_by_index(0).to_python()
+    content = (tmp_path / "out.csv").read_bytes()
+    assert content.startswith(codecs.BOM_UTF8)
+    names, *lines = csv.reader(content.decode("utf-8-sig").splitlines())
+    assert header == names
+    assert [row[0] for row in rows] == texts
+    assert [row[1] for row in rows] == [line[1] for line in lines]
+    assert [row[2] for row in rows] == [float(line[2]) for line in lines]
+
+
+def test_excel_is_refused_for_other_files_and_too_many_rows_for_a_sheet(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["--output_file", "o.jsonl"], []):
+        assert main(["predict", str(model), "--text", "a", "--excel", "true", *more]) == 2
+        assert "[no-effect]" in capsys.readouterr().err
+    monkeypatch.setattr("indictune.commands.predict.MOST_SHEET_ROWS", 1)
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    flags = ["--input_file", str(tmp_path / "in.txt"), "--output_file", str(tmp_path / "o.xlsx")]
+    assert main(["predict", str(model), *flags]) == 2
+    assert "[sheet-full]" in capsys.readouterr().err
 
 
 def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:

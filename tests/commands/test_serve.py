@@ -177,35 +177,46 @@ def refusals(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return re.findall(r"\[([\w-]+)\]$", capsys.readouterr().err, flags=re.MULTILINE)
 
 
-def test_a_wrong_address_and_model_are_refused_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def unfinished(tmp_path: Path) -> str:
+    """The folder of a run that has no model yet."""
+    (tmp_path / "logs").mkdir()
+    return str(tmp_path)
+
+
+def test_a_wrong_address_and_model_are_refused_together(unfinished: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert refusals(capsys, str(tmp_path), "--port", port) == ["port-not-free", "no-model"]
-    assert refusals(capsys, str(tmp_path), "--host", "192.0.2.1") == ["host-unknown", "no-model"]
-    assert refusals(capsys, str(tmp_path), "--host", "no such host") == ["host-unknown", "no-model"]
+        assert refusals(capsys, unfinished, "--port", port) == ["port-not-free", "run-not-finished"]
+    assert refusals(capsys, unfinished, "--host", "192.0.2.1") == ["host-unknown", "run-not-finished"]
+    assert refusals(capsys, unfinished, "--host", "no such host") == ["host-unknown", "run-not-finished"]
     llama = builtin.resolve("builtin:tiny-indic-llama")
     assert refusals(capsys, str(llama), "--port", "0") == ["predict-of-language-model"]
 
 
-def test_all_flags_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_flags_are_checked_at_once(unfinished: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusals(capsys) == ["argument-missing"]
-    wrong = ["--port", "70000", "--max_texts", "20000", "--max_batch_size", "0"]
-    assert refusals(capsys, "folder", *wrong) == ["expected-at-least", "port-unknown", "fewer-wait-than-come"]
+    wrong = ["--port", "70000", "--max_texts", "20000"]
+    assert refusals(capsys, unfinished, *wrong) == ["port-unknown", "fewer-wait-than-come"]
 
 
 def test_proxies_and_keys_are_checked_before_the_model_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, unfinished: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusals(capsys, "folder", "--trusted_proxy", "10.0.0.1", "10.0.0.1/8", "*") == ["proxy-not-an-address"] * 2
+    assert (
+        refusals(capsys, unfinished, "--trusted_proxy", "10.0.0.1", "10.0.0.1/8", "*") == ["proxy-not-an-address"] * 2
+    )
     (tmp_path / "keys").write_text("0123456789abcdef\nshort\n")
     for name, code in (("keys", "api-key-short"), ("none", "unreadable")):
         flags = ("--port", "0", "--api_key_file", str(tmp_path / name))
-        assert refusals(capsys, str(tmp_path), *flags) == [code, "no-model"]
+        assert refusals(capsys, unfinished, *flags) == [code, "run-not-finished"]
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_extra_is_named(
+    unfinished: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["serve", "folder"]) == 2
+    assert main(["serve", unfinished]) == 2
     said = capsys.readouterr().err
     assert "pip install 'indictune[serve]'" in said
     assert said.endswith("[extra-missing]\n")

@@ -77,10 +77,12 @@ def test_the_definition_has_the_rows_but_not_the_folder(tmp_path: Path) -> None:
 
 
 def test_flags_of_rows_replace_those_of_the_recipe(tmp_path: Path) -> None:
-    flags = planned(tmp_path, "--train_file", "a.csv", "--seed", "3").recipe
+    rows = str(tmp_path / "a.csv")
+    Path(rows).touch()
+    flags = planned(tmp_path, "--train_file", rows, "--seed", "3").recipe
     assert flags["task"] == ["classification"]
     assert "dataset_name" not in flags
-    assert (flags["train_file"], flags["seed"], flags["learning_rate"]) == (["a.csv"], ["3"], ["5e-4"])
+    assert (flags["train_file"], flags["seed"], flags["learning_rate"]) == ([rows], ["3"], ["5e-4"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_flags_of_rows_replace_those_of_the_recipe(tmp_path: Path) -> None:
         (["--metric", "macro_f2"], [("metric-unknown", "--metric")]),
         (["--storage", "postgresql://me:secret@host/db"], [("token-in-the-open", "--storage")]),
         (
-            ["--train_file", "none.csv", "--validation_split", "0"],
+            ["--train_file", str(ROOT / "indictune/data/samples/train.jsonl"), "--validation_split", "0"],
             [("sweep-without-validation", "--metric")],
         ),
         (
@@ -128,7 +130,8 @@ def test_folds_are_refused_for_other_tasks_and_rare_labels(tmp_path: Path) -> No
     texts = [f"{word} film dekhi aaj humne" for word in ("achhi", "buri", "lambi", "nayi", "purani", "sundar")]
     rows.write_text("text,label\n" + "".join(f"{text},pos\n" for text in texts) + "ek,neg\n", encoding="utf-8")
     assert problems(tmp_path, "--train_file", str(rows), "--folds", "2") == [("fold-lacks-label", "--folds")]
-    mixed = ["--train_files", f"{rows}=2", f"{rows}=1", "--folds", "2"]
+    entries = [json.dumps({"path": str(rows), "weight": weight}) for weight in (1, 2)]
+    mixed = ["--train_files", *entries, "--folds", "2"]
     assert problems(tmp_path, *mixed) == [("folds-of-mixed-files", "--folds")]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from indictune.api import Result, evaluate, predict, train
-from indictune.commands.merge import MergeFlags, merge
+from indictune.api import evaluate, predict, train
+from indictune.commands.merge import MergeFlags, merge_adapter
+from indictune.run_result import Result
 from tests.ranks.launching import ROOT
 
 pytestmark = pytest.mark.more
@@ -46,5 +47,5 @@ def test_evaluate_predict_and_merge_agree_with_the_run(run: Result, tmp_path: Pa
     rows = [json.loads(line) for line in (run.folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
     texts = ["लता देशमुख मुख्यमंत्री होत्या", "सोमवारी पुण्यात पाऊस", "मुंबई शहर उपायुक्त साहेब"]
     assert [row["label"] for row in predict(texts, run)] == [row["predicted"] for row in rows]
-    merge(MergeFlags(str(run.folder), str(tmp_path / "merged")))
+    merge_adapter(MergeFlags(str(run.folder), str(tmp_path / "merged")))
     assert [row["label"] for row in predict(texts, tmp_path / "merged")] == [row["predicted"] for row in rows]

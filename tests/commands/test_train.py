@@ -10,13 +10,14 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from indictune.cli import main
-from indictune.commands.train import before_labels, read_asked, with_defaults
+from indictune.commands.train import before_labels, read_asked, with_defaults, with_enough_steps
 from indictune.config.command_line import SCRIPTS, flags_of
 from indictune.models import fetched
 from indictune.versions import recipes, strategies
@@ -97,6 +98,22 @@ def test_without_a_model_the_best_one_that_can_be_had_is_taken(
     assert taken() == ("small_data", fetched.NAME)  # its weights are missing
     (model / "snapshots" / ("1" * 40) / "pytorch_model.bin").write_bytes(b"weights")
     assert taken() == ("small_data", "ai4bharat/IndicBERTv2-MLM-only")
+
+
+def test_without_a_recipe_a_small_file_gets_600_steps(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def added(*words: str) -> dict[str, Sequence[str]]:
+        asked = read_asked(["sentiment", "--train_file", "tweets.csv", *words])
+        more = with_enough_steps(asked).flags
+        return {name: value for name, value in more.items() if name not in asked.flags}
+
+    assert added() == {"min_steps": ["600"]}
+    said = capsys.readouterr().err
+    assert "at least 600 optimizer steps, fewer where validation rows show no gain." in said
+    for flag in ("num_train_epochs", "max_steps", "min_steps"):
+        assert added(f"--{flag}", "5") == {}
+    assert capsys.readouterr().err == ""
+    assert with_enough_steps(read_asked(["sentiment/demo.yaml"])).flags == {}  # a recipe says it
+    assert "min_steps" not in with_enough_steps(read_asked(["ner"])).flags
 
 
 @pytest.mark.slow
@@ -207,10 +224,13 @@ def test_the_task_is_that_of_the_recipe_or_the_word(empty: Path, content: str, w
 
 def test_a_run_that_pretrains_reads_the_same_texts_of_the_same_model_first(empty: Path) -> None:
     words = ["--train_file", "a.csv", "b.csv", "--label_column", "y", "--seed", "3", "--num_processes", "2"]
+    for name in ("a.csv", "b.csv"):
+        (empty / name).touch()
     asked = read_asked(["sentiment/adapted.yaml", *words, "--output_dir", "out"])
     first = read_asked(before_labels(asked, asked.value("pretrain"), "out-pretrained"))
     assert (first.task, first.output_dir, first.launch.num_processes) == ("mlm", "out-pretrained", 2)
     assert first.recipe == recipes()["recipes/text/mlm_few_texts.yaml"]
+    (empty / "out/checkpoint-8").mkdir(parents=True)
     named = read_asked(["sentiment/adapted.yaml", "--resume_from_checkpoint", "out/checkpoint-8"])
     assert before_labels(named, "r", "p")["resume_from_checkpoint"] == ["auto"]  # the other is of the second step
     assert first.flags == {
@@ -249,7 +269,7 @@ def test_both_steps_run_and_a_script_refuses_to_leave_the_first_out(tmp_path: Pa
 
 @pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in RECIPES])
 def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None:
-    asked = read_asked([name.removeprefix("recipes/")])
+    asked = read_asked([name.removeprefix("recipes/"), "--dataset_name", "builtin:tweets"])  # its files are not here
     assert f"\ntask: {asked.task}\n" in recipes()[name].read_text(encoding="utf-8")
 
 
@@ -264,6 +284,7 @@ def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None
         (["llama", "demo.yaml"], "recipe-of-other-task"),
         (["sentiment", "--strategy", "ddq"], "no-such-strategy"),
         (["sentiment", "--num_processes", "0"], "expected-at-least"),
+        (["sentiment", "--deepspeed", "ds_configs/zero2.json"], "deepspeed-of-launcher"),
         (["sentiment", "--lerning_rate", "1"], "unknown-name"),
         (["sentiment", "ner"], "bare-word"),
         (["list.yaml"], "recipe-not-a-mapping"),
@@ -314,6 +335,8 @@ def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
         ("eval", "evaluate"),
         ("tokenize", "prepare"),
         ("init", "recipes"),
+        ("webui", "demo"),
+        ("quantize", "merge ... --to_4bit true"),
     ],
 )
 def test_a_verb_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str], verb: str, meant: str) -> None:
@@ -331,6 +354,20 @@ def test_a_name_of_another_toolkit_names_ours(capsys: pytest.CaptureFixture[str]
         assert f"`--{here}`" in message or not here
         assert note in message
         assert message.endswith("[unknown-name]\n")
+
+
+def test_flags_of_other_tools_are_answered_by_what_was_meant(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_chat = {"gradient_clipping": "`--max_grad_norm`", "eos_token": "`--chat_template`", "batch": "`--global_batch"}
+    for name, meant in of_chat.items():
+        assert meant in refused(capsys, "train", "llama", f"--{name}", "1")
+    message = refused(capsys, "train", "llama", "--dataset_text_field", "text")
+    assert "It is `--text_column` of " in message
+    assert "scripts/train_clm.py" in message
+    assert "The task decides the loss" in refused(capsys, "train", "llama", "--loss_type", "nll")
+    assert "--strategy zero3" in refused(capsys, "train", "llama", "--deepspeed", "ds.json")
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--strategy"]
+    assert "Did you mean --strategy fsdp2?" in refused(capsys, *words, "fsdp")
+    assert "Use one of 3d, ddp" in refused(capsys, *words, "quick")
 
 
 def test_a_name_that_resembles_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,8 +389,8 @@ def test_help_shows_the_flags_that_matter_then_all_then_those_of_a_word(capsys: 
         return re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
 
     first = names("--help")
-    assert first[:3] == ["dry_run", "num_processes", "strategy"]
-    assert len(first[3:]) == 15
+    assert first[:4] == ["convert", "dry_run", "num_processes", "strategy"]
+    assert len(first[4:]) == 15
     assert {"config", "learning_rate", "train_file"} <= set(first)
     assert set(names("--help", "all")) >= {*flags_of("classification"), "config"}
     assert {"lora_r", "lora_alpha", "method"} <= set(names("llama", "--help", "lora"))

@@ -378,6 +378,7 @@ def files(tmp_path: Path) -> None:
         {"train_file": "bytes.csv"},
         {"train_file": ["train.csv", "bytes.csv"]},
         {"delimiter": ","},
+        {"sheet": "a"},
         {"quoting": "none"},
         {"label_map": ["a=c"]},
         {"keep_label_spellings": True},
@@ -436,7 +437,7 @@ def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkey
 
 def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
     tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
-    tried |= {"bad_rows", "max_bad_fraction", "problem_type", "delimiter", "quoting", "column_names"}
+    tried |= {"bad_rows", "max_bad_fraction", "problem_type", "delimiter", "quoting", "column_names", "sheet"}
     tried |= {"label_map", "keep_label_spellings"}
     elsewhere = {
         *("max_unknown_share", "max_collision_share", "max_near_duplicate_share", "max_conflict_share"),

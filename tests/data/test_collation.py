@@ -11,9 +11,9 @@ import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from indictune.data.batching import NO_ROW
+from indictune.data.batching import NO_ROW, lengths_of
 from indictune.data.cache import map_table, write_table
-from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinRows, PadToLongest, Row, lengths_of
+from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinRows, PadToLongest, Row
 
 ROWS: list[Row] = [
     {"input_ids": np.array([2, 7, 8, 3]), "labels": 1, "seq_lengths": np.array([4]), "row": 5},

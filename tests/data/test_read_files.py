@@ -244,7 +244,7 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
             b"text,label\na,1\nb\xe0\xa4,2\n\xff,3\n",
             [":3 not-utf8", ":4 not-utf8"],
         ),
-        ("a.csv", b"\xff\xfet\x00e\x00\n\x00a\x00", [":1 not-utf8"]),
+        ("a.csv", b"\xff\xfet\x00\x00\xd8", [":1 not-utf8"]),
         ("a.csv", "text,label,text\na,1,b\n", [" column-duplicate"]),
         ("a.csv", "text,label\n\n", [" no-rows"]),
         ("a.csv", "", [" no-rows"]),

@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import f1_score
 
 from indictune.cli import main
-from indictune.evaluation.comparison import compare, difference_of, macro_f1_of, mcnemar
+from indictune.evaluation.comparison import compare_classifiers, difference_of, macro_f1_of, mcnemar
 
 
 def test_mcnemar_by_hand() -> None:
@@ -34,7 +34,7 @@ def test_a_difference_agrees_with_scikit_learn() -> None:
     references = random.integers(0, 3, 600)
     first, second = of_skill(references, 0.5, random), of_skill(references, 0.9, random)
     languages = np.array(["hi", "ta"])[np.arange(600) % 2]
-    found = compare(references, first, second, languages.tolist())
+    found = compare_classifiers(references, first, second, languages.tolist())
     for row, mask in ((found.overall, languages != ""), (found.by_language["ta"], languages == "ta")):
         scores = [f1_score(references[mask], each[mask], average="macro") for each in (first, second)]
         assert [row.first, row.second] == pytest.approx(scores)
@@ -109,6 +109,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     for code, other in others.items():
         assert main(["evaluate", "--compare", run, other]) == 2
         assert capsys.readouterr().err.endswith(f"[{code}]\n")
-    for words, code in (([run], "compare-two-runs"), ([run, run, "--model", "m"], "no-effect")):
+    for words, code in (([run], "compare-two-runs"), ([run, run, "--bf16", "true"], "no-effect")):
         assert main(["evaluate", "--compare", *words]) == 2
         assert capsys.readouterr().err.endswith(f"[{code}]\n")

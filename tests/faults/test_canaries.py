@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from indictune.checkpoint import store
 from indictune.checkpoint.store import MANIFEST
 from indictune.cli import main
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
@@ -264,8 +264,10 @@ class TestARecipe:
     def test_is_refused_by_every_other_command(self, foreign: Path, tmp_path: Path, canary: Canary) -> None:
         (foreign.parent / "own.yaml").write_text("trust_remote_code: true\ntrust_checkpoint: true\n")
         config = ("--config", str(foreign.parent / "own.yaml"), "--output_dir", str(tmp_path / "out"))
+        (tmp_path / "model/adapter_config.json").write_text("{}")
+        (rows := tmp_path / "t.csv").write_text("text,label\na,b\n")
         for verb, flags in (
-            ("evaluate", ("--model", str(tmp_path / "model"), "--test_file", "t.csv", *config)),
+            ("evaluate", ("--model", str(tmp_path / "model"), "--test_file", str(rows), *config)),
             ("merge", (str(tmp_path / "model"), *config)),
             ("checkpoint", (str(tmp_path / "model"), *config[:2])),
         ):
@@ -306,14 +308,14 @@ class TestAFinishedModel:
     ) -> None:
         adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
         with refused("adapter-pickled"):
-            merge(MergeFlags(str(adapter), str(tmp_path / "out")))
+            merge_adapter(MergeFlags(str(adapter), str(tmp_path / "out")))
         assert not canary.ran.exists()
 
     @pytest.mark.parametrize(
         "read",
         [
             load_trained,
-            lambda folder: merge(MergeFlags(str(folder), str(folder / "merged"))),
+            lambda folder: merge_adapter(MergeFlags(str(folder), str(folder / "merged"))),
         ],
     )
     @pytest.mark.parametrize(

@@ -110,6 +110,20 @@ class TestDelimiters:
         assert len(load("f.jsonl", delimiter=";").notes) == len(load("f.jsonl").notes) + 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize("name", ["f.csv", "f.tsv"])
+def test_text_in_utf_16_is_read(name: str, encoding: str) -> None:
+    """Excel saves "Unicode Text" so."""
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    content = mark + delimited_rows("\t").replace("\n", "\r\n")
+    Path(name).write_bytes(content.encode(encoding))
+    splits = load(name)
+    assert rows_of(splits) == ROWS
+    assert splits.rows["train"].location(0) == f"{name}:2"
+    Path("f.csv").write_bytes(content.encode(encoding) + b"\x00")
+    assert refusal_of("f.csv").code == "row-unreadable"  # with half a letter more, it is no UTF-16
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_lines_that_end_in_carriage_returns_alone_are_read(kind: str) -> None:
     content = (INPUTS / "old_mac_lines.csv").read_bytes()
@@ -404,8 +418,14 @@ class TestSheets:
         assert [splits.rows["train"].location(row) for row in (0, 1)] == [f"{name} row 2", f"{name} row 4"]
         assert splits.notes == []
         write(name, SHEET, [["other"]])
+        write(name, SHEET, [["other"]], [["text", "label"], ["c", "x"], ["d", "y"]])
         (note,) = load(name).notes
-        assert "S1" in note
+        assert f"{name}: its sheet S1 is read, and not S2, S3 (--sheet)." in note
+        named = load(name, sheet="S3")
+        assert rows_of(named) == [("c", "x"), ("d", "y")]
+        assert named.notes == []
+        error = refusal_of(name, sheet="S4")
+        assert (error.code, "one of S1, S2, S3," in error.message) == ("no-such-sheet", True)
 
     def test_one_without_a_header_takes_names_and_one_without_a_label_is_a_bad_row(self) -> None:
         write_xlsx("f.xlsx", [["a fine film", "good"], ["not for me", "bad"], ["why", "good"], ["so so", None]])

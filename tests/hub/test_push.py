@@ -197,7 +197,11 @@ def test_all_mistakes_come_at_once(
     monkeypatch.setattr("indictune.commands.push.get_token", lambda: None)
     assert main(["push", str(tmp_path), "a/b/c"]) == 2
     said = capsys.readouterr().err
-    assert all(f"[{code}]" in said for code in ("nothing-to-push", "hub-token-missing", "repository-name"))
+    assert all(f"[{code}]" in said for code in ("nothing-to-push", "repository-name"))
+    (tmp_path / "config.json").write_text("{}")  # without weights
+    assert main(["push", str(tmp_path), "a/b"]) == 2
+    said = capsys.readouterr().err
+    assert all(f"[{code}]" in said for code in ("nothing-to-push", "hub-token-missing"))
     assert main(["push", "--revision", "x", "--create_pr"]) == 2
     said = capsys.readouterr().err
     assert all(f"[{code}]" in said for code in ("argument-missing", "push-revision-or-pr"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from transformers import (
 )
 
 from indictune.cli import main
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, record_base, save_adapter_extras
@@ -103,7 +104,7 @@ def classifier(base: Path, **settings: Any) -> Any:
 
 
 def run(adapter: Path, out: Path, **flags: Any) -> str:
-    return merge(MergeFlags(adapter=str(adapter), output_dir=str(out), **flags))
+    return merge_adapter(MergeFlags(model=str(adapter), output_dir=str(out), **flags))
 
 
 @torch.no_grad()
@@ -542,6 +543,20 @@ def test_the_base_is_the_one_of_the_training(adapter: Path) -> None:
         run(adapter, adapter.parent / "out 2", base_model=str(moved), base_revision="v2")
 
 
+def test_a_base_that_is_not_there_is_named_by_the_flag_of_merge(adapter: Path) -> None:
+    with refused("no-such-name", "builtin:nope", flag="--base_model"):
+        run(adapter, adapter.parent / "out", base_model="builtin:nope")
+
+
+def test_the_command_prints_nothing_of_other_libraries(adapter: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["merge", str(adapter), "--output_dir", str(adapter.parent / "quiet")]) == 0
+    shown = capfd.readouterr()
+    assert "merged from" in shown.out
+    assert [word for word in ("FutureWarning", "%|", "it/s") if word in shown.out + shown.err] == []
+
+
 def test_a_used_folder_and_a_missing_adapter_are_reported_together(adapter: Path) -> None:
     out = adapter.parent / "out"
     out.mkdir()
@@ -549,7 +564,7 @@ def test_a_used_folder_and_a_missing_adapter_are_reported_together(adapter: Path
     with pytest.raises(UserError) as caught:
         run(adapter.parent / "gone", out)
     found = [(each.code, each.flag) for each in caught.value.problems]
-    assert found == [("folder-not-empty", "--output_dir"), ("adapter-config-unreadable", "--adapter")]
+    assert found == [("folder-not-empty", "--output_dir"), ("adapter-config-unreadable", "--model")]
     assert (out / "mine.txt").read_text() == "mine"
     (out / "mine.txt").unlink()
     run(adapter, out)

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from indictune.api import predict
-from indictune.commands.merge import MergeFlags, merge
+from indictune.commands.merge import MergeFlags, merge_adapter
 from indictune.config.arguments import ModelArguments
 from indictune.files import write_yaml
 from indictune.models.adapters import save_adapter_extras
@@ -116,7 +116,7 @@ def test_an_adapter_of_a_tagger_trains_its_head_whole_and_merges(tmp_path: Path,
     assert isinstance(model, PeftModel)
     assert not [key for key, _ in model.named_parameters() if "score" in key and "lora" in key]
     assert "modules_to_save.default" in next(key for key, _ in model.named_parameters() if "score.modules" in key)
-    merge(MergeFlags(str(folder), str(tmp_path / "merged")))
+    merge_adapter(MergeFlags(str(folder), str(tmp_path / "merged")))
     assert torch.allclose(logits_of(tmp_path / "merged", WORDS), logits_of(folder, WORDS), atol=1e-4)
     args = ModelArguments(str(folder / "base"), method="lora", lora_r=4)
     sizes = meta_model(args, read_config(args), "ForTokenClassification")

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, PreTrainedConfig
+from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.config.plan import AnyPlan, unresolved
 from indictune.config.recipe import read_recipe
 from indictune.errors import Problem
 from indictune.preflight.derive import make_plan
+from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
 from tests.plans import codes
 
@@ -29,6 +30,30 @@ class Tiny(Classification):
 def made(*argv: str, **environ: str) -> tuple[AnyPlan, list[Problem]]:
     recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:tweets", *argv], Tiny.arguments)
     return make_plan(recipe, environ, Tiny())
+
+
+class TinyChat(Chat):
+    """Of a language model that no file has."""
+
+    def read_config(self, args: ModelArguments) -> PreTrainedConfig:
+        return LlamaConfig()
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        (["--method", "lora"], 2e-4),
+        (["--method", "qlora"], 2e-4),
+        (["--method", "full"], 2e-5),
+        ([], 2e-5),
+        (["--method", "lora", "--learning_rate", "3e-5"], 3e-5),
+    ],
+)
+def test_an_adapter_of_a_language_model_learns_ten_times_as_fast(flags: list[str], rate: float) -> None:
+    recipe = read_recipe(["--output_dir", "out", "--dataset_name", "builtin:chats", *flags], Chat.arguments)
+    plan, _ = make_plan(recipe, {}, TinyChat())
+    assert plan.training.learning_rate == rate
+    assert made("--method", "lora")[0].training.learning_rate == made()[0].training.learning_rate
 
 
 @pytest.mark.parametrize(("ranks", "strategy", "steps"), [(1, "single", 6), (3, "ddp", 2)])

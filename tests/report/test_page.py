@@ -241,6 +241,7 @@ def test_the_same_run_is_no_comparison(tmp_path: Path) -> None:
 def test_wrong_commands_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: str
 ) -> None:
+    (tmp_path / "train_log.jsonl").touch()
     assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
     assert f"[{code}]" in capsys.readouterr().err
 

@@ -27,6 +27,7 @@ KEY = "0123456789abcdef"
 def served(folder: Path, *flags: str) -> Iterator[tuple[int, Any]]:
     """The port of a server, when it answers, and its process."""
     port = free_port()
+    (folder / "config.json").touch()  # as a finished run has it
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = ["tests/serving/slow_server.py", str(SLOW_S), str(folder), "--port", str(port), *flags]
     with running(command, environment) as process:

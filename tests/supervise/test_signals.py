@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from indictune.stop_signals import StopRequest
 from tests.ranks.launching import ROOT
 
 SPEAK = """
@@ -99,6 +100,16 @@ def test_upstream_workers_die_of_a_signal_and_the_run_with_them() -> None:
     read = read_ahead("SIGTERM", "torch's")
     assert read.returncode == 1
     assert "exited unexpectedly" in read.stderr
+
+
+def test_a_signal_says_how_long_a_step_takes() -> None:
+    for seconds, said in ((0.4, "losing a step; "), (75.2, "losing a step (a step takes 75 s); ")):
+        request, (reader, writer) = StopRequest(), os.pipe()
+        request.report_to, request.step_seconds, request._wait = [writer], seconds, True
+        request._handle(signal.SIGTERM, None)
+        os.close(writer)
+        with open(reader, encoding="utf-8") as report:
+            assert said in report.read()
 
 
 ASK_AGAIN = """

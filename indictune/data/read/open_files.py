@@ -14,6 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -36,12 +37,17 @@ MAX_RATIO = 100
 
 
 def opened(path: str) -> BinaryIO:
-    """A file, opened to read its bytes after unpacking.
+    """A file, opened to read its bytes after unpacking. Text in UTF-16, as Excel's "Unicode Text", comes in UTF-8.
 
     Reading from it raises `UserError` if it is damaged, or larger than the limit.
     """
     packing = Path(path).suffix.lower()
     if packing not in PACKED:
+        with open(path, "rb") as file, suppress(UnicodeDecodeError):  # of other bytes, which the reader names
+            begin = file.read(4)  # that of UTF-32 begins with that of UTF-16
+            if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and begin != codecs.BOM_UTF32_LE:
+                file.seek(0)
+                return io.BytesIO(file.read().decode("utf-16").encode())
         return open(path, "rb")
     unpacked = gzip.GzipFile(path) if packing == ".gz" else pa.CompressedInputStream(pa.OSFile(path), "zstd")
     return cast(BinaryIO, io.BufferedReader(_Limited(unpacked, path), _BUFFER_BYTES))

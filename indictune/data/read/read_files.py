@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 import itertools
 import json
 import re
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.config.early_values import check_exists
 from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
 from indictune.data.cache import content_digest, with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
@@ -235,8 +235,10 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Batches:
     """
     is_of_tweets = kind_of_file(path) in TWEETS and checked_extension(path) and holds_tweets(path)
     extension = checked_extension(path, () if is_of_tweets else EXTENSIONS)
-    if extension in RECORD_EXTENSIONS and wanted.given_layout():
-        bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
+    of_sheets = ["sheet"] if extension not in SHEET_EXTENSIONS else []
+    of_others = wanted.given_layout() if extension in RECORD_EXTENSIONS else of_sheets
+    if ignored := [f"--{name}" for name in wanted.given_layout() if name in of_others]:
+        bad.remark(f"{path}: ignoring {', '.join(ignored)}: not for this kind of file.")
     if is_of_tweets:
         batches = string_batches(tweet_rows(path, wanted, bad), wanted.roles)
     elif extension in ARROW_EXTENSIONS:
@@ -304,10 +306,7 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
     extension = kind_of_file(path)
     if extensions and extension not in extensions:
         raise UserError("file-kind-unknown", value=path, expected=", ".join(extensions))
-    if not file.exists():
-        names = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
-        near = difflib.get_close_matches(file.name, names, n=1)
-        raise UserError("no-such-file", value=path, way_out=f"Did you mean {file.parent / near[0]}?" if near else None)
+    check_exists(path)
     try:
         file.open("rb").close()
     except OSError as error:

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from typing import Any
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import Wanted
+from indictune.data.columns import Wanted, shortened
 from indictune.data.read.delimited import SAMPLE_ROWS, Cells, cell_picker, without_given_names
 from indictune.data.read.open_files import opened, unpacked_limit
 from indictune.errors import UserError
@@ -47,7 +47,7 @@ def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, C
                 raise zipfile.BadZipFile(f"its part {damaged} is damaged")
     except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
         raise UserError("sheet-damaged", value=path, reason=error) from error
-    rows = _rows_of_process(path, content, bad)
+    rows = _rows_of_process(path, content, wanted.sheet, bad)
     first = list(islice(rows, SAMPLE_ROWS))
     if not first:
         return
@@ -60,8 +60,10 @@ def sheet_rows(path: str, wanted: Wanted, bad: BadRows) -> Iterator[tuple[int, C
         yield number, pick(row)
 
 
-def _rows_of_process(path: str, content: io.BytesIO, bad: BadRows) -> Iterator[tuple[int, list[str | None]]]:
-    """The number and cells of each row of the first sheet that is not empty, from a process that reads the file.
+def _rows_of_process(
+    path: str, content: io.BytesIO, sheet: str | None, bad: BadRows
+) -> Iterator[tuple[int, list[str | None]]]:
+    """The number and cells of each row of a sheet that is not empty, from a process that reads the file.
 
     python-calamine (0.9) takes memory for all cells up to the last row and column of a sheet, and aborts the process
     where there is none. By its path, it knows an ods file with a password.
@@ -71,7 +73,7 @@ def _rows_of_process(path: str, content: io.BytesIO, bad: BadRows) -> Iterator[t
             unpacked.write(content.getbuffer())
             unpacked.flush()
         name = unpacked.name if is_packed else os.path.abspath(path)
-        command = [sys.executable, "-P", "-m", __name__, name, str(_MEMORY_BYTES)]
+        command = [sys.executable, "-P", "-m", __name__, name, str(_MEMORY_BYTES), *([sheet] if sheet else [])]
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables) as process:
             assert process.stdout is not None
@@ -82,8 +84,12 @@ def _rows_of_process(path: str, content: io.BytesIO, bad: BadRows) -> Iterator[t
                         yield held[0], held[1]
                     elif "code" in held:
                         raise UserError(held["code"], value=path, reason=held["reason"])
-                    elif len(held.get("names", ())) > 1:
-                        bad.remark(f"{path}: reading its first sheet, {held['names'][0]}, of {len(held['names'])}.")
+                    elif sheet is not None and sheet not in (names := held.get("names", [sheet])):
+                        known = ", ".join(map(shortened, names))
+                        raise UserError("no-such-sheet", value=path, sheet=sheet, names=known)
+                    elif sheet is None and (others := held.get("names", [])[1:]):
+                        unread = ", ".join(map(shortened, others))
+                        bad.remark(f"{path}: its sheet {held['names'][0]} is read, and not {unread} (--sheet).")
                 if process.wait() != 0:
                     raise UserError("sheet-too-large", value=path, limit=_MEMORY_BYTES, end=process.returncode)
             finally:
@@ -99,14 +105,15 @@ def _text(value: Any) -> str | None:
     return str(value) or None
 
 
-def _write_rows(path: str) -> None:
+def _write_rows(path: str, sheet: str | None) -> None:
     """Write the names of the sheets, and the number and cells of each row that is not empty, as lines of JSON."""
     import python_calamine
 
     try:
         book = python_calamine.load_workbook(path)
         print(json.dumps({"names": book.sheet_names}))
-        for number, row in enumerate(book.get_sheet_by_index(0).iter_rows(), 1):
+        read = sheet if sheet in book.sheet_names else book.sheet_names[0]
+        for number, row in enumerate(book.get_sheet_by_name(read).iter_rows(), 1):
             cells = [_text(value) for value in row]
             if any(cells):
                 print(json.dumps([number, cells]))
@@ -122,4 +129,4 @@ if __name__ == "__main__":
     limit = given if most == resource.RLIM_INFINITY else min(given, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _write_rows(sys.argv[1])
+    _write_rows(sys.argv[1], next(iter(sys.argv[3:]), None))

@@ -38,13 +38,18 @@ class StepFlags(TrainerCallback):
 
     trainer: TaskTrainer
     _unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = field(default_factory=deque)
+    _began: float = field(default_factory=time.monotonic)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if (record := self.trainer.bad_steps.record) is not None:  # later steps are trained again
             keep_lines(record.path, lambda line: line["step"] <= state.global_step)
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._began = time.monotonic()
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer, request = self.trainer, self.trainer.stop_request
+        request.step_seconds = time.monotonic() - self._began
         loss, bad = trainer.nonfinite.loss, trainer.nonfinite.take()
         without_scale = is_below_one(trainer.accelerator.scaler)
         known = (False if bad is None else bad, without_scale, request.asked, trainer.checkpoints.is_writing())

@@ -70,6 +70,13 @@ def test_finite_losses_stop_nothing(driver: Driver) -> None:
     driver.callback.on_train_end(driver.args, driver.state, TrainerControl())
 
 
+def test_the_time_of_a_step_is_known(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for now in (100.0, 142.5):
+        monkeypatch.setattr("indictune.training.callbacks.every_step.time.monotonic", lambda now=now: now)
+        (driver.callback.on_step_begin if now == 100.0 else driver.step)()
+    assert driver.stop_request.step_seconds == 42.5
+
+
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 def test_the_step_is_named_one_step_later(driver: Driver, bad: float) -> None:
     driver.step(1.0, 1.0)
