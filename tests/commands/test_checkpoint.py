@@ -190,7 +190,9 @@ class TestConverting:
         (run / "link").symlink_to(checkpoint)
         shown = f"{folder}: it is in the checkpoint {checkpoint}, "
         assert f"--convert_to {shown}" in refused(capsys, str(run), "--convert_to", str(folder))
-        assert main(["merge", str(checkpoint), "--output_dir", str(folder)]) == 2
+        (adapter := run / "adapter").mkdir()
+        (adapter / "adapter_config.json").write_text("{}")
+        assert main(["merge", str(adapter), "--output_dir", str(folder)]) == 2
         assert f"--output_dir {shown}" in capsys.readouterr().err
         for recipe in (finished_run.recipe, run / "no.yaml"):
             flags = ["--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
