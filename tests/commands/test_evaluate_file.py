@@ -191,7 +191,6 @@ def test_values_that_no_model_can_take_are_reported_before_rows_are_read(
     flags = ["--model", model, "--test_file", str(tmp_path / "t.jsonl"), "--output_dir", str(tmp_path / "out")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags, flag, value])
     assert result.returncode == 2, result.stderr
-    assert "invalid-json" not in result.stderr
     assert all(part in result.stderr for part in shown), result.stderr
     assert "Traceback" not in result.stderr
 
