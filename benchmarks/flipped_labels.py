@@ -1,4 +1,4 @@
-"""How many labels that were flipped on purpose does confident learning find, from predictions out of fold?
+"""How many labels that were flipped on purpose does confident learning find? It has predictions out of fold.
 
     python -m benchmarks.flipped_labels
     python -m benchmarks.flipped_labels --sets marathi_3000 --data ../shared/data/sentiment \
@@ -6,7 +6,7 @@
 
 Flips 5% of the labels to others at random, runs `indictune sweep --folds 5` on them, and takes as many rows of the
 list as were flipped. Precision is the share of these that were flipped, recall the share of the flipped that are among
-them. Beside it stands the simplest rule: the rows whose label gets the lowest probability. Other flags are the run's.
+them. The simplest rule is measured too: the rows whose label gets the lowest probability. Other flags are the run's.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def trainer(recipe: str | Path | Mapping[str, Any], *, callbacks: Sequence[Any] 
     Args:
         recipe: as of `train`.
         callbacks: of transformers.
-        overrides: as of `train`, without `metrics` and `resume_from_checkpoint`.
+        overrides: as of `train`, without functions as `metrics` and `resume_from_checkpoint`.
 
     Raises:
         UserError: as `train`.
@@ -95,14 +95,15 @@ def trainer(recipe: str | Path | Mapping[str, Any], *, callbacks: Sequence[Any] 
     from indictune.training.run_task import run_task
 
     log_to_console()
-    overrides |= _metrics(overrides.get("metrics", ()))[0]
-    asked = _asked(recipe, overrides)
+    named, functions = _metrics(overrides.get("metrics", ()))
+    if functions:
+        raise UserError("only-as-command", "metrics", ", ".join(functions), command="indictune.train(...)")
+    asked = _asked(recipe, {**overrides, **named})
     task = next(each for each in TASKS if each.name == asked.task)
     whole = ["--active_vocabulary", "off"] if "active_vocabulary" in flags_of(asked.task) else []
     read = read_recipe([*whole, *asked.words()], task.arguments)  # so that `.model` is whole at any time
-    for name in ("metrics", "resume_from_checkpoint"):
-        if given := read.values.get(name):
-            raise UserError("only-as-command", name, given, command="indictune.train(...)")
+    if resumed := read.values.get("resume_from_checkpoint"):
+        raise UserError("only-as-command", "resume_from_checkpoint", resumed, command="indictune.train(...)")
     run = Run(read, 0)
     run.output_dir.mkdir(parents=True, exist_ok=True)
     run_task(task, run, trains=False)
@@ -154,7 +155,7 @@ def _evaluated_here(given: Loaded, flags: Mapping[str, Any], functions: Mapping[
     from indictune.python_objects import functions_file
     from indictune.run import Run
 
-    config = deepcopy(given.model.config)
+    config, was_training = deepcopy(given.model.config), given.model.training
     config.architectures = [type(without_adapter(given.model)).__name__]
     recipe_file = Path(config.name_or_path or os.devnull, "recipe.yaml")
     with TemporaryDirectory(prefix="indictune-") as folder, functions_file(functions, ()) as variable:
@@ -165,15 +166,15 @@ def _evaluated_here(given: Loaded, flags: Mapping[str, Any], functions: Mapping[
         os.environ.update(variable)
         try:
             recipe = read_recipe(to_flags({"model": folder, **flags}), (EvaluateFlags,))
-            score, was_training = evaluation_of(recipe, given.model), given.model.training
+            score = evaluation_of(recipe, given.model)
             recipe.problems.raise_any()
             with redirect_stdout(StringIO()):  # the numbers are returned
                 run = Run(recipe, 0)
                 run.output_dir.mkdir(parents=True, exist_ok=True)
                 score(run)
-            given.model.train(was_training)
             return _json(run.output_dir / "metrics.json")
         finally:
+            given.model.train(was_training)
             for name in variable:
                 del os.environ[name]
 

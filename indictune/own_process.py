@@ -49,7 +49,7 @@ def run_verb(
 
 
 def answer_of(words: Sequence[str]) -> str:
-    """What a verb prints. What it says beside that is shown at its end; errors as of `run_verb`."""
+    """What a verb prints. Its messages are shown at its end; errors as of `run_verb`."""
     with _status() as status:
         done = subprocess.run(_command(words), env=_environ(status), encoding="utf-8", capture_output=True)
         print(done.stderr, end="", file=sys.stderr)

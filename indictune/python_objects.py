@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from indictune.config.command_line import OBJECTS_FILE
 from indictune.errors import UserError
 from indictune.files import cache_folder, kept_in
+from indictune.upstream import without_bars_of_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,27 +100,13 @@ def write_rows(rows: Any, flag: str, folder: Path) -> Path:
     return path
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """A block in which datasets shows no progress."""
-    import datasets
-
-    were_shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if were_shown:
-            datasets.enable_progress_bars()
-
-
 def _library(rows: Any) -> str:
     return type(rows).__module__.partition(".")[0]
 
 
 def _write_table(rows: Any, path: Path) -> None:
     if _library(rows) == "datasets" and type(rows).__name__ == "Dataset":
-        with without_bars():
+        with without_bars_of_rows():
             rows.to_parquet(path)  # with the names of its classes
         return
     if _library(rows) == "polars":
@@ -144,7 +131,7 @@ def with_columns(rows: Any, more: pa.Table, name_of: Callable[[str], str]) -> An
         import datasets
 
         renamed = rows.rename_columns({name: name_of(name) for name in rows.column_names})
-        with without_bars():
+        with without_bars_of_rows():
             return datasets.concatenate_datasets([renamed, datasets.Dataset(more)], axis=1)
     import pyarrow as pa  # slow
 

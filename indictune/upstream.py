@@ -7,8 +7,8 @@ functions: `config` imports this module.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -198,15 +198,26 @@ def count_tokens_once(trainer: SFTTrainer, ranks_of_a_row: int) -> None:
     trainer._tp_size = ranks_of_a_row
 
 
-@contextmanager
-def without_progress_bar() -> Iterator[None]:
+def without_progress_bar() -> AbstractContextManager[None]:
     """A block in which transformers shows no progress, of reading weights."""
     from transformers.utils import logging
 
-    is_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return _hidden(logging.is_progress_bar_enabled(), logging.disable_progress_bar, logging.enable_progress_bar)
+
+
+def without_bars_of_rows() -> AbstractContextManager[None]:
+    """A block in which datasets shows no progress, of writing rows."""
+    import datasets
+
+    are_shown = not datasets.are_progress_bars_disabled()
+    return _hidden(are_shown, datasets.disable_progress_bars, datasets.enable_progress_bars)
+
+
+@contextmanager
+def _hidden(is_shown: bool, hide: Callable[[], None], show: Callable[[], None]) -> Iterator[None]:
+    hide()
     try:
         yield
     finally:
         if is_shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            show()

@@ -254,7 +254,7 @@ def _pretrain(asked: Asked, recipe: str) -> tuple[int, Asked]:
     folder = f"{asked.output_dir}-pretrained"
     second = replace(asked, flags={**asked.flags, "model_name_or_path": [folder]})
     checked = second if json_or_nothing(Path(folder, "metrics.json")) else asked
-    launch = [word for name, (value,) in asked.launch.given().items() for word in (f"--{name}", value)]
+    launch = command_line.to_flags(asked.launch.given())
     command = [sys.executable, "-m", "indictune", "train", asked.task, *checked.words(), *launch, "--dry_run"]
     return _wait_for(command) or run_train(before_labels(asked, recipe, folder)), second
 

@@ -121,7 +121,7 @@ def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrai
     with trusted_files.explained(args, Exception, flag=flag):
         revision = resolve_revision(path, args.model_revision)  # check and read the same commit
         trusted_files.check_tokenizer_settings(path, revision, flag)
-        is_baseline(path)
+        is_baseline(path)  # so that transformers knows it
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
@@ -358,7 +358,7 @@ def trained_config(args: ModelArguments, flag: str = "--model") -> PreTrainedCon
     """The configuration of a finished run's model, or of the base of an adapter on a language model."""
     folder = Path(args.model_name_or_path)
     source = folder if (folder / "config.json").is_file() else config_file(folder)
-    is_baseline(folder)
+    is_baseline(folder)  # so that transformers knows it
     with trusted_files.explained(args, Exception, flag=flag):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
         _check_values(config)

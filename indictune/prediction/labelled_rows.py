@@ -226,7 +226,7 @@ def _name_of(role: str) -> str:
 
 
 def name_beside_labels(name: str) -> str:
-    """The name that a column of the input gets beside labels and scores."""
+    """The name that a column of the input gets, so that it hides no label and no score."""
     return f"input_{name}" if name in ("label", "language") or name.startswith(SCORE) else name
 
 

@@ -29,13 +29,11 @@ from indictune.evaluation.comparison import Comparison, compare_classifiers, ver
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import (
     BASELINE,
-    BASELINE_TYPE,
     METRICS,
     PREDICTIONS,
     RECIPE,
     LineFile,
     json_line,
-    json_or_nothing,
     write_json,
     write_yaml,
 )
@@ -43,6 +41,7 @@ from indictune.hub.public_text import without_folders
 from indictune.models.atomic_folder import match_config_mode
 from indictune.models.builtin import PREFIX
 from indictune.models.fetched import COMMAND
+from indictune.models.load import is_baseline
 from indictune.models.ngrams import ngram_learner, save_ngrams
 from indictune.run import OWN_PROGRESS, Run
 from indictune.tasks.protocol import Objective, Origins, Tokens
@@ -276,7 +275,7 @@ def _save(
     """Write the baseline as a finished model with its own evaluation, whole or not at all; whether it did."""
     assert run.plan is not None
     folder = run.output_dir / FOLDER
-    if folder.exists() and json_or_nothing(folder / "config.json").get("model_type") != BASELINE_TYPE:
+    if folder.exists() and not is_baseline(folder):
         run.warn([f"The baseline is not saved as a model: {folder} holds other files."])
         return False
     unfinished = folder.with_name(f".{FOLDER}.unfinished")

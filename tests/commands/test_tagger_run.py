@@ -1,4 +1,4 @@
-"""An adapter for tagging, from a published layout to its labels: trained, scored, merged and told of."""
+"""An adapter for tagging, from a published layout to its labels: trained, scored, merged and described."""
 
 from __future__ import annotations
 

@@ -235,10 +235,10 @@ def read_batches(path: str, wanted: Wanted, bad: BadRows) -> Batches:
     """
     is_of_tweets = kind_of_file(path) in TWEETS and checked_extension(path) and holds_tweets(path)
     extension = checked_extension(path, () if is_of_tweets else EXTENSIONS)
-    of_sheets = ["sheet"] if extension not in SHEET_EXTENSIONS else []
-    of_others = wanted.given_layout() if extension in RECORD_EXTENSIONS else of_sheets
-    if ignored := [f"--{name}" for name in wanted.given_layout() if name in of_others]:
-        bad.remark(f"{path}: ignoring {', '.join(ignored)}: not for this kind of file.")
+    has_no_layout, has_sheets = extension in RECORD_EXTENSIONS, extension in SHEET_EXTENSIONS
+    ignored = [name for name in wanted.given_layout() if has_no_layout or (name == "sheet" and not has_sheets)]
+    if ignored:
+        bad.remark(f"{path}: ignoring {', '.join(f'--{name}' for name in ignored)}: not for this kind of file.")
     if is_of_tweets:
         batches = string_batches(tweet_rows(path, wanted, bad), wanted.roles)
     elif extension in ARROW_EXTENSIONS:
