@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -10,6 +11,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -44,6 +46,50 @@ def kind_of_file(path: str | Path) -> str:
 def cache_folder() -> Path:
     """The folder of built-in models and prepared rows: `$INDICTUNE_CACHE`, or `~/.cache/indictune`."""
     return Path(os.environ.get("INDICTUNE_CACHE") or "~/.cache/indictune").expanduser()
+
+
+_LARGE_BYTES = 100_000_000  # which take a tenth of a second to read
+_SETTLED_S = 2.0  # after which a change of a file also changes its time
+
+
+def content_digest(path: str | Path) -> str:
+    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem.
+
+    A process reads a file again only if it has changed, or changed so lately that its time may not tell.
+    """
+    try:
+        status = os.stat(path)
+        if time.time() - status.st_ctime < _SETTLED_S:
+            return _digest_of.__wrapped__(str(path))
+        return _digest_of(str(path), status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+    except OSError as error:
+        return f"unreadable: {error}"
+
+
+def known_digest(path: str) -> str:
+    """As `content_digest`, but a large file that did not change since another process read it is not read again."""
+    try:
+        status = os.stat(path)
+        if status.st_size < _LARGE_BYTES or time.time() - status.st_ctime < _SETTLED_S:
+            return content_digest(path)
+        state = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, os.path.abspath(path)]
+        record = cache_folder() / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
+        if record.exists():
+            return record.read_text(encoding="ascii")
+        digest = content_digest(path)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = record.with_name(f"{record.name}.{os.getpid()}")
+        unfinished.write_text(digest, encoding="ascii")
+        unfinished.replace(record)
+    except OSError:  # the cache is reported where its content is missed
+        return content_digest(path)
+    return digest
+
+
+@functools.lru_cache(maxsize=1_000)
+def _digest_of(path: str, *_unchanged: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -277,21 +323,26 @@ def lock_if_possible(path: Path) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, what: str) -> Iterator[bool]:
     """Hold the lock of a folder, for a content such as "The rows"; the folder need not exist.
 
     If its file system has no locks, hold one of this machine: one process a node makes the content.
+
+    Yields:
+        Whether it is the lock of all machines.
     """
     name = hashlib.sha256(f"{os.getuid()} {folder}".encode()).hexdigest()[:24]
     of_all, of_node = folder.with_name(f".{folder.name}.lock"), Path(tempfile.gettempdir(), f"indictune-{name}.lock")
     with ExitStack() as held:
+        is_of_all = False
         for path in (of_all, of_node):
             try:
                 held.enter_context(_lock_patiently(path, what))
+                is_of_all = path == of_all
                 break
             except OSError as error:  # whoever writes next reports a disk that is full or read-only
                 logger.info("%s: no lock in %s (%s)", what, path.parent, error)
-        yield
+        yield is_of_all
 
 
 def _lock_patiently(path: Path, what: str) -> AbstractContextManager[object]:

@@ -22,13 +22,13 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
 from indictune.credentials import NOT_YAML
 from indictune.data.batching import TrainingBatches
-from indictune.data.cache import content_digest, forget_mapped
+from indictune.data.cache import forget_mapped
 from indictune.data.read.open_files import files_named
 from indictune.data.read.row_sources import entries_of
 from indictune.distributed import strategy
 from indictune.distributed.launch import shown_axes
 from indictune.errors import Problem, UserError, problem
-from indictune.files import RECIPE, json_or_nothing
+from indictune.files import RECIPE, content_digest, json_or_nothing
 from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
 from indictune.versions import versions_of_steps
 

@@ -25,14 +25,13 @@ from indictune.config.recipe import configuration_of, read_arguments
 from indictune.config.shared_arguments import Checked, ClassifierArguments, TextFileArguments, flag
 from indictune.console_text import printable, table
 from indictune.data.bad_rows import BadRows
-from indictune.data.cache import content_digest
 from indictune.data.load_rows import load_splits
 from indictune.data.read.open_files import files_named
 from indictune.data.read.row_sources import text_sources
 from indictune.distributed.choose_launcher import choose_launcher
 from indictune.errors import Problems, UserError, attributed_to, problem
 from indictune.evaluation.comparison import compare_classifiers, verdict
-from indictune.files import DISTILLED, write_json
+from indictune.files import DISTILLED, content_digest, write_json
 from indictune.hub.card import write_card
 from indictune.models.atomic_folder import MODEL_FILES
 from indictune.models.student import write_student

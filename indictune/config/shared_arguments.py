@@ -21,7 +21,7 @@ _AT_LEAST_1 = (
     *("max_tokens_per_device", "max_batch_size", "max_texts", "max_characters", "max_request_bytes"),
     *("early_stopping_patience", "ddp_timeout", "collective_timeout", "dataloader_prefetch_factor"),
     *("eval_accumulation_steps", "save_total_limit", "request_timeout", "seeds", "trials", "layers"),
-    "soft_label_temperature",
+    *("soft_label_temperature", "num_proc"),
 )
 _AT_LEAST_0 = (
     *("num_sample_generations", "show_mask", "tolerance", "port", "requests_per_minute", "drain_seconds"),
@@ -117,6 +117,7 @@ class TextColumns(FileFormArguments):
     language_column: str | None = flag(
         None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
     )
+    num_proc: int | None = flag(None, "Processes that clean texts. Default: one for each usable core, up to 8.")
 
 
 @dataclass

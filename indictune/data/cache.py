@@ -14,6 +14,7 @@ import tempfile
 import time
 import unicodedata
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,13 +30,14 @@ import pyarrow.compute as pc
 
 from indictune.data.bad_rows import Batches, row_location
 from indictune.data.columns import BETWEEN_TEXTS
-from indictune.files import cache_folder, kept_in, locked
+from indictune.files import cache_folder, content_digest, kept_in, locked
 from indictune.run import OWN_PROGRESS
 from indictune.upstream import versions_of
 
 logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
+READ = ".read"  # of a table of rows that were read and cleaned, and not yet checked
 _FACTS = "facts.json"
 # Other versions of these may read, clean or tokenise differently.
 _READERS = ("datasets", "ftfy", "lingua-language-detector", "pyarrow")
@@ -44,7 +46,6 @@ _TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _STALE_S = 24 * 3600.0
 _MAPPED = weakref.WeakSet[mmap.mmap]()
-_SETTLED_S = 2.0  # after which a change of a file also changes its time
 
 
 def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
@@ -53,7 +54,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     One process fills it under a file lock; the others wait. The kernel releases the lock (flock) of a killed process.
     The lock only saves work. The folder is filled under another name, fsynced and renamed: it is complete or absent.
     If the file system has no locks, or the lock's file is another user's, one process a node fills a folder, and the
-    first one is kept.
+    first one is kept. With locks, `make` finds the tables of `write_on` that a killed or stopped process left.
 
     Args:
         parts: everything that the content depends on, for json, but our code and the versions of libraries.
@@ -72,9 +73,9 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(folder.parent)
-            with locked(folder, what):
+            with locked(folder, what) as is_of_all:
                 if not _is_complete(folder):
-                    _build(folder, make)
+                    _build(folder, make, goes_on=is_of_all)
     OWN_PROGRESS.passed(f"having prepared {what.lower()}")
     return folder
 
@@ -89,26 +90,6 @@ def build_with_facts(
 
     folder = build_once(kind, parts, what, make_and_write)
     return folder, json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-
-
-def content_digest(path: str | Path) -> str:
-    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem.
-
-    A process reads a file again only if it has changed, or changed so lately that its time may not tell.
-    """
-    try:
-        status = os.stat(path)
-        if time.time() - status.st_ctime < _SETTLED_S:
-            return _digest_of.__wrapped__(str(path))
-        return _digest_of(str(path), status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-    except OSError as error:
-        return f"unreadable: {error}"
-
-
-@functools.lru_cache(maxsize=1_000)
-def _digest_of(path: str, *_unchanged: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_through(path: Path) -> None:
@@ -130,8 +111,16 @@ def _code_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _build(folder: Path, make: Callable[[Path], None]) -> None:
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+def _build(folder: Path, make: Callable[[Path], None], goes_on: bool) -> None:
+    prefix = f".{folder.name}-"
+    if goes_on:  # no other process writes to the folder of this name
+        unfinished = folder.with_name(f"{prefix}unfinished")
+        unfinished.mkdir(exist_ok=True)
+        for path in unfinished.iterdir():
+            if path.suffix not in _TABLES:
+                path.unlink()
+    else:
+        unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         make(unfinished)
         digests = {path.name: content_digest(path) for path in unfinished.iterdir()}
@@ -144,12 +133,15 @@ def _build(folder: Path, make: Callable[[Path], None]) -> None:
             unfinished.rename(folder)
         except OSError:
             if _is_complete(folder):  # another process was faster, without a lock
+                shutil.rmtree(unfinished, ignore_errors=True)
                 return
             shutil.rmtree(folder, ignore_errors=True)  # damaged
             unfinished.rename(folder)
         write_through(folder.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    except BaseException as error:
+        if not goes_on or isinstance(error, Exception):  # else a signal, after which the same run goes on
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def _is_complete(folder: Path) -> bool:
@@ -168,11 +160,16 @@ def _remove_stale(parent: Path) -> None:
     """Remove unfinished folders of killed processes: those older than a day."""
     for unfinished in parent.glob(".*-*-*"):
         with suppress(OSError):  # another process removed it, or it is another user's
-            if time.time() - unfinished.stat().st_mtime > _STALE_S and unfinished.is_dir():
+            last = max(path.stat().st_mtime for path in (unfinished, *unfinished.iterdir()))
+            if time.time() - last > _STALE_S:
                 shutil.rmtree(unfinished, ignore_errors=True)
 
 
 _EVERY_S = 5.0
+_UNFINISHED, _KEPT = ".unfinished", ".kept"  # behind the name of a table
+_TABLES = (".arrow", READ, _UNFINISHED, _KEPT)
+_CRC = b"crc32"
+_MAGIC_BYTES = 8
 
 
 def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Batches:
@@ -194,11 +191,44 @@ def write_table(
 
     `what` and `total` are those of `with_progress`; without `what`, nothing is logged.
     """
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
     with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch in with_progress(batches, what, total) if what else batches:
-            writer.write_batch(batch)
+            writer.write_batch(batch, {_CRC: _crc_of(batch)})
     unfinished.rename(path)
+
+
+def write_on(
+    path: Path, schema: pa.Schema, batches_from: Callable[[int], Batches], what: str, total: int | None = None
+) -> None:
+    """As `write_table`, but from where a killed process stopped: `batches_from(n)` gives all but the first n."""
+    kept = path.with_name(f"{path.name}{_KEPT}")
+    left = [file for file in (path, path.with_name(f"{path.name}{_UNFINISHED}"), kept) if file.exists()]
+    if left:
+        max(left, key=lambda file: file.stat().st_size).replace(kept)
+
+    def batches() -> Batches:
+        count = 0
+        for count, batch in enumerate(_whole_batches(kept) if left else (), 1):  # noqa: B007
+            yield batch
+        yield from batches_from(count)
+
+    write_table(path, schema, batches(), what, total)
+    kept.unlink(missing_ok=True)
+
+
+def _whole_batches(path: Path) -> Batches:
+    """The batches at the begin of an Arrow file, up to the first one that is not as it was written."""
+    with pa.OSFile(str(path)) as file:
+        file.seek(_MAGIC_BYTES)  # behind which an Arrow file is a stream
+        with suppress(pa.ArrowException, OSError, StopIteration, TypeError, KeyError):
+            reader = pa.ipc.open_stream(file)
+            while (given := reader.read_next_batch_with_custom_metadata()) and given[1][_CRC] == _crc_of(given[0]):
+                yield given[0]
+
+
+def _crc_of(batch: pa.RecordBatch) -> bytes:
+    return b"%d" % zlib.crc32(batch.serialize())
 
 
 def map_table(path: Path) -> pa.Table:

@@ -6,9 +6,11 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import compress
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from lingua import LanguageDetector
@@ -17,8 +19,9 @@ ENGLISH = "en"
 LATIN = "und-Latn"  # BCP 47: Latin letters, of an unknown language
 UNDETERMINED = "und"
 # benchmarks/languages.py measures both. Texts longer than the head cost more and say no more.
-_SURE = 0.5  # a text as English as all others together
+_SURE = 0.36  # of the confidence that words are English, on average: one of five languages has 0.2 by chance
 _HEAD = 1000
+_MOST_WORDS = 500_000  # that are kept with their confidence, some 100 bytes each
 
 # Script -> its largest language, and its letters and signs: first and last code point. Digits and danda are left out:
 # other scripts borrow them. Name Marathi, Nepali or Assamese rows in a language column.
@@ -53,6 +56,9 @@ _OF_THREE_LETTERS = {long: short for short, long in re.findall("(..) (...)", _SH
 _NAMED = re.compile(r"(?:.*?[-_.])??(?P<code>[A-Za-z]{2,3})(?:[-_](?:[A-Z]{2}|[A-Z][a-z]{3}))?")
 NO_LETTERS = "no letters"
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
+_LATIN_WORD = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
+_BY_NUMBER = ("", *_SCRIPTS, "another")  # scripts as `_script_numbers` counts them
+_LAST_LETTER = 0x323AF  # of Unicode 17
 _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
 
 
@@ -73,25 +79,72 @@ def languages_of(texts: Iterable[str]) -> list[str]:
 
     The script that most of the text is written in stands for its largest language. Letters and vowel signs count alike
     ("अच्छा" weighs as much as "accha"); URLs, handles and their placeholders do not count. Where two scripts are even,
-    the one whose letter comes first in the text wins. Latin text is `en` if lingua is more than half sure,
+    the one whose letter comes first in the text wins. Latin text is `en` if lingua takes its words for English,
     else `und-Latn`: lingua knows no romanised Hindi, Telugu or Tamil. A text without letters or mostly in another
     script is `und`.
     """
-    words = [_NOT_LANGUAGE.sub(" ", text) for text in texts]
-    languages = [language_of_script(text) for text in words]
+    words = [_NOT_LANGUAGE.sub(" ", text) if "@" in text or "http" in text else text for text in texts]
+    languages = languages_of_scripts(words)
     latin = [index for index, language in enumerate(languages) if language == LATIN]
     if latin:
-        from lingua import Language
-
-        heads = [words[index][:_HEAD] for index in latin]
-        sure = _detector().compute_language_confidence_in_parallel(heads, Language.ENGLISH)
-        for index in compress(latin, (confidence >= _SURE for confidence in sure)):
-            languages[index] = ENGLISH
+        in_words = [_LATIN_WORD.findall(words[index][:_HEAD].lower()) for index in latin]
+        confidence = _confidence_in({word for of_text in in_words for word in of_text})
+        for index, of_text in zip(latin, in_words, strict=True):
+            if sum(map(confidence.__getitem__, of_text)) >= _SURE * max(len(of_text), 1):
+                languages[index] = ENGLISH
     return languages
 
 
+def _confidence_in(words: set[str]) -> dict[str, float]:
+    """How sure lingua is that a word is English, for these words and others: each is looked up once.
+
+    On average over the words of a text, it tells English from romanised Hindi better than one look at the whole text
+    (benchmarks/languages.py), and most words of many tweets are known soon.
+    """
+    if len(_CONFIDENCE) > _MOST_WORDS:
+        _CONFIDENCE.clear()
+    if new := [*words - _CONFIDENCE.keys()]:
+        from lingua import Language
+
+        found = _detector().compute_language_confidence_in_parallel(new, Language.ENGLISH)
+        _CONFIDENCE.update(zip(new, found, strict=True))
+    return _CONFIDENCE
+
+
+_CONFIDENCE: dict[str, float] = {}
+
+
+def languages_of_scripts(texts: Sequence[str]) -> list[str]:
+    """For each text, the language that the script of most letters stands for, `und-Latn` or `und`."""
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    points = np.frombuffer("".join(texts).encode("utf-32-le", errors="surrogatepass"), np.uint32)
+    numbers = _script_numbers()[np.minimum(points, _LAST_LETTER + 1)]
+    rows = np.repeat(np.arange(len(texts)), np.diff(ends, prepend=0))
+    kinds = len(_BY_NUMBER)
+    counts = np.bincount(rows * kinds + numbers, minlength=len(texts) * kinds).reshape(-1, kinds)[:, 1:]
+    most = counts.max(axis=1)
+    found = [
+        _LANGUAGE_OF_SCRIPT.get(_BY_NUMBER[number + 1], UNDETERMINED) for number in counts.argmax(axis=1).tolist()
+    ]
+    for index in np.flatnonzero((most == 0) | ((counts == most[:, None]).sum(axis=1) > 1)).tolist():
+        found[index] = language_of_script(texts[index])
+    return found
+
+
+@functools.cache
+def _script_numbers() -> npt.NDArray[np.uint8]:
+    """For each code point, the number of its script in `_BY_NUMBER`; 0 for what counts for none."""
+    numbers = np.zeros(_LAST_LETTER + 2, np.uint8)
+    letters = np.fromiter(map(str.isalpha, map(chr, range(_LAST_LETTER + 1))), np.bool_, _LAST_LETTER + 1)
+    numbers[:-1][letters] = _BY_NUMBER.index("another")
+    for number, (_, ranges) in enumerate(_SCRIPTS.values(), 1):
+        for first, last in ranges:
+            numbers[first : last + 1] = number
+    return numbers
+
+
 def language_of_script(text: str) -> str:
-    """The language that the script of most letters stands for, `und-Latn` or `und`."""
+    """As of `languages_of_scripts`, of one text."""
     if text.isascii():
         return LATIN if _ASCII_LETTER.search(text) else UNDETERMINED
     return _LANGUAGE_OF_SCRIPT.get(_main_script(text, lambda _: "another"), UNDETERMINED)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +17,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments
 from indictune.config.shared_arguments import EvaluationArguments, RawTextForm, TextArguments
 from indictune.data.bad_rows import BadRows, Batches, bad_rows
-from indictune.data.cache import StoredRows, leaked_rows, map_table, repeated_batches, stored_batches, write_table
+from indictune.data.cache import READ, StoredRows, leaked_rows, map_table, repeated_batches, write_on, write_table
 from indictune.data.columns import BETWEEN_TEXTS, Wanted, document_columns, wanted_columns
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, rare_labels, same_texts
@@ -22,7 +25,7 @@ from indictune.data.label_names import LabelNames, likely_label_map
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.read.row_sources import Source, file_source, refuse_early, text_reader, text_sources
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
-from indictune.data.text.cleaning import SCHEMA, as_written, cleaned
+from indictune.data.text.cleaning import SCHEMA, as_written, cleaned, usable_cores
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
 _MAX_LOCATIONS = 10
@@ -107,7 +110,8 @@ def _load(
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                of_split = _read_split(source, columns, found, folder / f"{split}.arrow", bad, cleans)
+                workers = usable_cores(args.num_proc) if cleans else None
+                of_split = _read_split(source, columns, found, folder / f"{split}.arrow", bad, workers)
                 rows |= {} if of_split is None else {split: of_split}
         if names is not None and rows and next(iter(sources)) in rows:
             with problems.collecting():
@@ -123,6 +127,8 @@ def _load(
             found.notes += [*rare_labels(rows["train"], problem_type), *likely_label_map(rows["train"], problem_type)]
         if "train" in rows:
             found.findings += same_texts(rows, problem_type)
+        for path in folder.glob(f"*{READ}"):
+            path.unlink()
         return rows
 
     settings = [asdict(columns), drops_leaks, args.bad_rows, args.max_bad_fraction, names and asdict(names), cleans]
@@ -131,30 +137,38 @@ def _load(
 
 
 def _read_split(
-    source: TextSource, columns: Wanted, found: Found, path: Path, bad: BadRows, cleans: bool
+    source: TextSource, columns: Wanted, found: Found, path: Path, bad: BadRows, cleans: int | None
 ) -> StoredRows | None:
-    """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
-    empty: list[pa.Array] = []
+    """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does.
+
+    So many processes clean them; with None, they stay as they are written.
+    """
     damaged = DamagedTexts()
-    read = damaged.watching(source.read(bad))
     schema = SCHEMA if columns.labels else SCHEMA.remove(SCHEMA.get_field_index("label"))
-    batches = _with_text(cleaned(read) if cleans else map(as_written, read), empty, schema)
-    write_table(path, schema, batches, f"reading {source.name}")
-    table = map_table(path)
-    labelled = len(table) - table["label"].null_count if columns.labels else len(table)
-    lacks_labels = source.may_lack_labels and not labelled
-    if labelled < len(table) and not lacks_labels:
-        for batch in stored_batches(path):
-            for row in batch.filter(pc.is_null(batch["label"])).to_pylist():
-                row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
-                bad.add(row.pop("line"), "no-label", row, column=columns.labels)
-        write_table(path, schema, repeated_batches(path, table["label"].is_valid().to_numpy()))
-        table = map_table(path)
-    bad.finish(len(table))
+
+    def batches_from(done: int) -> Batches:
+        read = damaged.watching(source.read(bad))
+        rest = islice(read, done, None)
+        made = map(as_written, rest) if cleans is None else cleaned(rest, cleans)
+        return (batch.select(schema.names) for batch in made)
+
+    all_rows = path.with_suffix(READ)
+    write_on(all_rows, schema, batches_from, f"reading {source.name}")
+    table = map_table(all_rows)
+    full = pc.invert(pc.is_in(table["text"], pa.array(["", BETWEEN_TEXTS])))
+    lines = table["line"].filter(pc.invert(full))
+    labelled = pc.and_(full, table["label"].is_valid()) if columns.labels else full
+    count = pc.sum(labelled).as_py() or 0
+    lacks_labels = source.may_lack_labels and not count
+    for batch in table.filter(pc.and_not(full, labelled)).to_batches() if columns.labels and not lacks_labels else ():
+        for row in batch.to_pylist():
+            row |= zip(("text", "text_pair"), row["text"].split(BETWEEN_TEXTS), strict=False)
+            bad.add(row.pop("line"), "no-label", row, column=columns.labels)
+    whole = len(table) - len(lines) if lacks_labels else count
+    bad.finish(whole)
     found.notes += [f"{source.origin} {note}" for note in bad.notes()]
-    found.findings += damaged.findings(source.origin, bad, len(table))
-    lines = pa.chunked_array(empty, pa.int64())
-    if len(table) == 0:
+    found.findings += damaged.findings(source.origin, bad, whole)
+    if len(table) == len(lines):
         column = " or ".join(columns.roles[role] for role in ("text", "text_pair") if role in columns.roles)
         raise UserError("no-texts", value=source.name, rows=len(lines), column=column)
     if len(lines):
@@ -163,17 +177,14 @@ def _read_split(
         found.notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
     if lacks_labels:
         found.notes.append(f"{source.origin}: its test rows have no labels and are left out.")
-        path.unlink()
         return None
-    return StoredRows(table, source.name, source.origin, bad.files)
-
-
-def _with_text(batches: Batches, empty: list[pa.Array], schema: pa.Schema) -> Batches:
-    """The cleaned rows that have a text, or both texts of a pair; `empty` gets the lines of the others."""
-    for batch in batches:
-        full = pc.invert(pc.is_in(batch["text"], pa.array(["", BETWEEN_TEXTS])))
-        empty.append(batch["line"].filter(pc.invert(full)))
-        yield batch.filter(full).select(schema.names)
+    path.unlink(missing_ok=True)
+    if count == len(table):
+        with suppress(OSError):  # the file system has no hard links
+            os.link(all_rows, path)
+    if not path.exists():
+        write_table(path, schema, repeated_batches(all_rows, labelled.to_numpy()))
+    return StoredRows(map_table(path), source.name, source.origin, bad.files)
 
 
 def _without_leaks(train: StoredRows, held_out: list[StoredRows], drop: bool, found: Found, path: Path) -> StoredRows:

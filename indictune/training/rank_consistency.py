@@ -17,11 +17,11 @@ from indictune.checkpoint import compatibility
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import UNRECORDED_FIELDS
-from indictune.data.cache import content_digest
 from indictune.data.read.row_sources import SPLITS
 from indictune.distributed import agreement, sharding
 from indictune.distributed.agreement import Values
 from indictune.errors import Problems
+from indictune.files import content_digest
 from indictune.models.active_vocabulary import active_embedding
 from indictune.tasks.protocol import Tokens
 from indictune.training.exact_trainer import ExactTrainer

@@ -23,13 +23,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from indictune import files as files_module
 from indictune.config.arguments import DataArguments
 from indictune.data import cache
-from indictune.data.cache import StoredRows, build_once, content_digest, with_progress
+from indictune.data.bad_rows import Batches
+from indictune.data.cache import (
+    StoredRows,
+    build_once,
+    with_progress,
+    write_on,
+    write_table,
+)
 from indictune.data.load_rows import load_splits
+from indictune.data.read import read_files
 from indictune.data.row_choice import Splits
+from indictune.data.text import cleaning
 from indictune.errors import UserError, problem
+from indictune.files import content_digest, known_digest
 from indictune.run import OWN_PROGRESS
+from indictune.stop_signals import Stopped
 from tests.refusals import refused
 
 # Adds a line to ./made when it begins, and takes a second.
@@ -88,6 +100,99 @@ def test_a_second_call_makes_nothing(folder: Path) -> None:
     assert build_once("things", [1, "a"], "The things", lambda _: pytest.fail("made twice")) == first
     assert (first / "text").read_text() == "made"
     assert visible(folder) == [first.name]
+
+
+def batches(number: int) -> list[pa.RecordBatch]:
+    texts = [pa.array([f"{batch}", None, "अच्छा" * 40]) for batch in range(number)]
+    return [pa.record_batch([each, pa.array([1, None, batch])], ["text", "line"]) for batch, each in enumerate(texts)]
+
+
+def test_a_table_goes_on_where_a_killed_process_stopped(tmp_path: Path) -> None:
+    path, given, asked = tmp_path / "t.arrow", batches(5), list[int]()
+
+    def batches_from(done: int) -> Batches:
+        asked.append(done)
+        return iter(given[done:])
+
+    write_table(path, given[0].schema, iter(given))
+    whole = path.read_bytes()
+    path.unlink()
+    for end in range(0, len(whole), 97):
+        for rest in (b"", bytes(len(whole) - end)):  # the disk may have lost what came last
+            path.unlink(missing_ok=True)
+            Path(f"{path}.unfinished").write_bytes(whole[:end] + rest)
+            write_on(path, given[0].schema, batches_from, "reading")
+            assert path.read_bytes() == whole
+            assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert sorted(set(asked)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_work_that_was_stopped_goes_on_and_work_that_failed_does_not(folder: Path) -> None:
+    def make(error: BaseException | None, lines: list[str]) -> Callable[[Path], None]:
+        def add(unfinished: Path) -> None:
+            lines.extend(path.name for path in unfinished.iterdir())
+            (unfinished / "train.read").write_text("rows")
+            (unfinished / "rejected.jsonl").write_text("written again")
+            if error:
+                raise error
+
+        return add
+
+    found: list[str] = []
+    for error in (KeyboardInterrupt(), Stopped(), UserError("no-rows")):
+        with pytest.raises(type(error)):
+            build_once("things", [], "The things", make(error, found))
+    assert found == ["train.read"] * 2  # by the second and the third
+    assert visible(folder) == []
+    build_once("things", [], "The things", make(None, found))
+    assert found == ["train.read"] * 2
+
+
+@pytest.mark.parametrize("stops_at", [0, 1, 3, 4])
+def test_rows_that_were_cleaned_are_not_cleaned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops_at: int
+) -> None:
+    """A batch has ten rows, the last one of each without a text, and one file has a bad row."""
+    monkeypatch.setattr(read_files.string_batches, "__defaults__", (10,))
+    rows = [f"{f'film {row}' if (row + 1) % 10 else ''},{('good', 'bad')[row % 2]}\n" for row in range(50)]
+    Path("train.csv").write_text("text,label\n" + "".join(rows) + "bad,row,here\n", encoding="utf-8")
+    args = DataArguments(train_file="train.csv", bad_rows="quarantine", max_bad_fraction=0.1, num_proc=1)
+    expected = load_splits(args)
+    clean, calls = cleaning.clean_batch, list[int]()
+
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if len(calls) == stops_at:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return clean(batch)
+
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(cleaning, "clean_batch", counted)
+    with pytest.raises(KeyboardInterrupt):
+        load_splits(args)
+    stops_at = 100
+    found = load_splits(args)
+    assert len(calls) == 5
+    assert found.rows["train"].table.equals(expected.rows["train"].table)
+    assert found.notes == expected.notes
+    assert {path.name: content_digest(path) for path in found.folder.iterdir()} == {
+        path.name: content_digest(path) for path in expected.folder.iterdir()
+    }
+
+
+def test_a_large_file_is_read_for_its_digest_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("one")
+    monkeypatch.setattr(files_module, "_LARGE_BYTES", 2)
+    monkeypatch.setattr(files_module, "_SETTLED_S", 0.0)
+    digests = [content_digest(path)]
+    digests.append(known_digest(str(path)))
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module, "content_digest", lambda path: pytest.fail(f"read {path}"))
+        digests.append(known_digest(str(path)))
+    assert len(set(digests)) == 1
+    path.write_text("two")
+    assert known_digest(str(path)) == content_digest(path) != digests[0]
 
 
 def test_other_parts_or_another_kind_have_a_folder_of_their_own() -> None:
@@ -150,12 +255,18 @@ def test_what_a_killed_process_left_is_not_read_and_goes_away(tmp_path: Path, fo
     killed.wait()
     killed.communicate()
     (left,) = (half.parent for half in folder.glob(".*/half"))
+    copy = shutil.copytree(left, left.with_name(".others-0-unfinished"))
     assert start_slow(0).communicate(timeout=60)[0] == "whole\n"
     assert (tmp_path / "made").read_text() == "once\nonce\n"
-    assert left.exists()  # for a day: its maker's lock may be on another machine
-    os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
-    build_once("others", [], "The others", writes(""))
     assert not left.exists()
+    assert copy.exists()  # for a day: its maker's lock may be on another machine
+    os.utime(copy, (time.time() - 2 * 24 * 3600,) * 2)
+    build_once("others", [], "The others", writes(""))
+    assert copy.exists()  # its maker wrote to a file since
+    for path in (copy / "half", copy):
+        os.utime(path, (time.time() - 2 * 24 * 3600,) * 2)
+    build_once("others", [1], "The others", writes(""))
+    assert not copy.exists()
 
 
 @pytest.mark.more
@@ -449,6 +560,7 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
         *("train_files", "language_sampling_alpha", "long_text"),  # tests/first_hour
         "text_pair_column",  # tests/data/test_pairs.py
         "task",  # each has its own rows
+        "num_proc",  # which changes none: tests/data/test_clean_batches.py
     }
     assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere
 

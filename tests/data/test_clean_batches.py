@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import struct
 import termios
@@ -50,15 +49,14 @@ def test_a_batch_is_cleaned_in_place() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(each, marks=pytest.mark.more) for each in (2, 9)), 3])
-def test_batches_keep_their_order(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+def test_batches_keep_their_order(number: int) -> None:
     given = [batch(index, rows=1 + 500 * (index % 3)) for index in range(number)]
-    assert list(cleaned(iter(given))) == [clean_batch(each) for each in given]
+    assert list(cleaned(iter(given), 3)) == [clean_batch(each) for each in given]
 
 
 def test_one_batch_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning, "_Worker", lambda: pytest.fail("started a process"))
-    assert len(list(cleaned(iter([batch(0)])))) == 1
+    assert len(list(cleaned(iter([batch(0)]), 3))) == 1
 
 
 def test_a_problem_in_reading_is_reported_and_no_process_stays() -> None:
@@ -67,12 +65,12 @@ def test_a_problem_in_reading_is_reported_and_no_process_stays() -> None:
         raise UserError("no-such-file", "--train_file", "line 4")
 
     with refused("no-such-file", "line 4"):
-        list(cleaned(broken()))
+        list(cleaned(broken(), 2))
     assert not workers()
 
 
 def test_a_process_that_dies_is_reported() -> None:
-    rows = cleaned(batch(index) for index in range(20))
+    rows = cleaned((batch(index) for index in range(20)), 2)
     next(rows)
     for worker in workers():
         worker.send_signal(signal.SIGKILL)
@@ -81,9 +79,7 @@ def test_a_process_that_dies_is_reported() -> None:
 
 
 @pytest.mark.more
-def test_a_process_that_dies_in_mid_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-
+def test_a_process_that_dies_in_mid_answer_is_reported() -> None:
     def given() -> Iterator[pa.RecordBatch]:
         yield from (batch(0, rows=20_000), batch(1, rows=20_000))
         while len(busy := [worker for worker in workers() if bytes_waiting(worker) > 10_000]) < 2:
@@ -92,14 +88,14 @@ def test_a_process_that_dies_in_mid_answer_is_reported(monkeypatch: pytest.Monke
             worker.kill()
 
     with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
-        list(cleaned(given()))
+        list(cleaned(given(), 3))
 
 
 def test_processes_find_modules_where_this_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyarrow.py").write_text("raise SystemExit(7)")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RuntimeError, match="ended with code 7"):
-        list(cleaned(iter([batch(0), batch(1)])))
+        list(cleaned(iter([batch(0), batch(1)]), 2))
 
 
 def bytes_waiting(worker: psutil.Process) -> int:

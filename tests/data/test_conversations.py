@@ -351,7 +351,7 @@ _SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"
     ("name", "languages"),
     [
         ("alpaca_en_demo.json", {"en": 996, "und-Latn": 3}),
-        ("v1_sft_demo.jsonl", {"en": 464, "und-Latn": 2, "und": 34}),
+        ("v1_sft_demo.jsonl", {"en": 465, "und-Latn": 1, "und": 34}),
         ("xquad_hi.messages.jsonl", {"hi": 826}),
     ],
 )

@@ -69,6 +69,7 @@ def test_words_that_begin_like_a_placeholder_count() -> None:
         "Great phone, terrible battery \U0001f621",
         "worst movie ever",
         "The film was very good",
+        "great film",
         "@user The songs were better than the story https://t.co/abc",
     ],
 )

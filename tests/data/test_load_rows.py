@@ -363,7 +363,7 @@ def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
     assert columns_of(splits.rows["train"]) == {
         "text": ["train 0", "train 1", "train 2"],
         "label": ["positive", "negative", "positive"],
-        "language": ["und-Latn"] * 3,
+        "language": ["en"] * 3,
         "line": [1, 2, 3],
     }
     assert splits.labels == ["negative", "positive"]

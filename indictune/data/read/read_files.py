@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from indictune.config.early_values import check_exists
 from indictune.data.bad_rows import BadRows, Batches, Record, numbered_files
-from indictune.data.cache import content_digest, with_column
+from indictune.data.cache import with_column
 from indictune.data.columns import ON_OFF, Wanted, existing_columns, joined_list, shortened, usual_columns
 from indictune.data.read.arrow_files import ARROW_EXTENSIONS, Classes, arrow_batches, arrow_records, with_class_names
 from indictune.data.read.conll import TWEETS, holds_tweets, tweet_rows
@@ -25,7 +25,7 @@ from indictune.data.read.delimited import DELIMITERS, delimited_rows
 from indictune.data.read.open_files import decoded_lines, opened
 from indictune.data.read.sheets import SHEET_EXTENSIONS, sheet_rows
 from indictune.errors import Problems, UserError, problem
-from indictune.files import kind_of_file
+from indictune.files import kind_of_file, known_digest
 
 _LIST = re.compile(r'\s*(?:\{(?:[^\[]*,)?\s*"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
@@ -363,7 +363,7 @@ class SplitFiles:
     @property
     def fingerprint(self) -> str:
         """Digest of the content."""
-        return repr([self.class_names, *((file, content_digest(file)) for file in self.files)])
+        return repr([self.class_names, *((file, known_digest(file)) for file in self.files)])
 
     def batches(self, wanted: Wanted, bad: BadRows) -> Batches:
         """The rows of all files in the form of `read_batches`; class ids become names."""

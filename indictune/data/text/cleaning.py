@@ -87,11 +87,12 @@ def clean(text: str) -> str:
 
 def _clean_once(text: str) -> str:
     # The searches for a character come first because most tweets have nothing to replace.
-    text = INVISIBLE.sub("", BREAKS.sub(" ", text))
+    if not text.isprintable():  # as no text with a break or an invisible character is
+        text = INVISIBLE.sub("", BREAKS.sub(" ", text))
     if "&" in text:
         text = _ENTITY.sub(_entity, text)
     text = unicodedata.normalize("NFC", text)
-    if "/" in text or "www." in text.lower():
+    if "/" in text or ("." in text and "www." in text.lower()):
         text = URL.sub(lambda match: _apart(match, URL_PLACEHOLDER), text)
     if "#" in text or "＃" in text:
         text = _HASHTAGS.sub(lambda match: _apart(match, _TAG_SEPARATORS.sub(" ", match[0][1:])), text)
@@ -117,20 +118,27 @@ def _apart(match: re.Match[str], new: str) -> str:
 
 _READ = ("text", "text_pair", "label", "language", "line")
 SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int64())])
-_MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
+_MAX_WORKERS = 8  # one process reads a file as fast as four clean it (benchmarks/scale.py)
 
 
-def cleaned(batches: Batches) -> Batches:
-    """`clean_batch` of each batch, in order; several batches use one process for each core.
+def usable_cores(asked: int | None) -> int:
+    """The processes asked for, or one for each core that this process may use, by its affinity and its cgroup."""
+    from joblib import cpu_count  # slow to import
+
+    return asked or min(int(cpu_count()), _MAX_WORKERS)
+
+
+def cleaned(batches: Batches, processes: int) -> Batches:
+    """`clean_batch` of each batch, in order; several batches use so many processes.
 
     Columns are `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
     """
     first = list(islice(batches, 2))
-    if len(first) < 2:
-        yield from map(clean_batch, first)
+    if len(first) < 2 or processes == 1:
+        yield from map(clean_batch, chain(first, batches))
         return
     with ExitStack() as stack:
-        workers = [stack.enter_context(closing(_Worker())) for _ in range(min(os.cpu_count() or 1, _MAX_WORKERS))]
+        workers = [stack.enter_context(closing(_Worker())) for _ in range(processes)]
         idle, busy = deque(workers), deque[_Worker]()
         for batch in chain(first, batches):
             if not idle:
@@ -191,7 +199,7 @@ class _Worker:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", "-m", "indictune.data.text.cleaning"]
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
         self._input: pa.RecordBatchStreamWriter | None = None
 

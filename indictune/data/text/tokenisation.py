@@ -18,21 +18,21 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.shared_arguments import LongText
-from indictune.data.bad_rows import LINES_PER_FILE
+from indictune.data.bad_rows import LINES_PER_FILE, Batches
 from indictune.data.cache import (
     StoredRows,
     are_pairs,
     build_once,
-    content_digest,
     map_table,
     separated,
     smaller_batches,
     stored_batches,
-    write_table,
+    write_on,
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
 from indictune.errors import Problems, UserError, problem
+from indictune.files import content_digest
 from indictune.upstream import digest_of_split
 
 if TYPE_CHECKING:
@@ -158,10 +158,13 @@ def tokenise_splits(
 
     def make(folder: Path) -> None:
         for name, rows in given.items():
-            stored = stored_batches(splits.folder / f"{name}.arrow")
-            batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
+
+            def batches_from(done: int, stored: Path = splits.folder / f"{name}.arrow") -> Batches:
+                rest = itertools.islice(smaller_batches(stored_batches(stored), _BATCH_ROWS), done, None)
+                return tokenised(rest, tokenizer, labels, max_length, problem_type, long_text)
+
             schema = schema_of(labels, problem_type, long_text == "window", have_types(rows.texts, tokenizer))
-            write_table(folder / f"{name}.arrow", schema, batches, f"tokenising the {name} rows", len(rows))
+            write_on(folder / f"{name}.arrow", schema, batches_from, f"tokenising the {name} rows", len(rows))
 
     first, listed = next(iter(given.values())), ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
     shown = ", ".join(labels) if problem_type == REGRESSION else with_counts(labels, label_counts(first, problem_type))
@@ -248,7 +251,7 @@ def tokenised(
 ) -> Iterator[pa.RecordBatch]:
     """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
     read: Windows | None = None
-    for batch in smaller_batches(batches, _BATCH_ROWS):
+    for batch in batches:
         texts = batch["text"].to_pylist()
         read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
         rows, types = read(texts)
