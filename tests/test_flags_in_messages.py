@@ -39,7 +39,7 @@ NOT_SAID = {
 }
 # Of a file of texts, which `export` tells with a way out of its own.
 OF_TEXTS = {"column-missing", "column-names-count", "half-emoji", "header-missing", "more-bad-rows", "one-column"}
-OF_TEXTS |= {"no-such-sheet", "predict-one-file", "row-of-many-lines", "row-unreadable", "value-of-wrong-type"}
+OF_TEXTS |= {"no-such-sheet", "row-of-many-lines", "row-unreadable", "value-of-wrong-type"}
 Name = tuple[str, str]  # module and name
 
 

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from indictune.commands import until_stopped
 from indictune.commands.dry_run import planned_run
 from indictune.commands.export import GRAPH, PACKAGES, ExportFlags, GraphClassifier, export_model
-from indictune.commands.predict import InputFile, label_file
+from indictune.commands.predict import job_of
 from indictune.commands.train import fit_data_ranks, read_asked, run_train
 from indictune.config.command_line import to_words
 from indictune.config.recipe import configuration_of, read_arguments
@@ -36,6 +37,7 @@ from indictune.hub.card import write_card
 from indictune.models.atomic_folder import MODEL_FILES
 from indictune.models.student import write_student
 from indictune.models.trusted_files import ADAPTER_CONFIG
+from indictune.prediction.labelled_parts import InputFiles, LabelledParts, label_input
 from indictune.prediction.labelled_rows import cleaned_texts, text_file
 from indictune.prediction.served_classifier import Classifier, ServedModel, load_served_classifier, served_model
 from indictune.preflight.checks import preflight
@@ -81,7 +83,9 @@ def run_distil(flags: Mapping[str, list[str]]) -> int:
     )
 
 
-def _checked(args: DistilFlags, typed: Flags) -> tuple[ServedModel, dict[Path, InputFile], Flags, dict[str, pa.Table]]:
+def _checked(
+    args: DistilFlags, typed: Flags
+) -> tuple[ServedModel, dict[Path, InputFiles], Flags, dict[str, pa.Table]]:
     """The teacher, the texts by the file that gets their logits, the training's flags and the labelled rows by split.
 
     The files' folder is named by all that they are made of. Raises a `UserError` with all problems.
@@ -112,13 +116,13 @@ def _checked(args: DistilFlags, typed: Flags) -> tuple[ServedModel, dict[Path, I
     return teacher, {work / f"texts-{number}.parquet": each for number, each in enumerate(texts, 1)}, run, held_out
 
 
-def _texts(teacher: ServedModel, typed: Flags) -> list[InputFile]:
+def _texts(teacher: ServedModel, typed: Flags) -> list[InputFiles]:
     """The files of texts, each read once to its end."""
-    found, layout = list[InputFile](), {name: typed[name] for name in _LAYOUT if name in typed}
+    found, layout = list[InputFiles](), {name: typed[name] for name in _LAYOUT if name in typed}
     with attributed_to("--train_file"):
         for path in files_named(typed["train_file"], "train")[1]:
             asked = read_arguments({"input_file": [path], **layout}, TextFileArguments, "model")
-            found.append(InputFile.of(replace(text_file(asked, teacher.reading), flag="--train_file"), BadRows(path)))
+            found.append(InputFiles.of(replace(text_file(asked, teacher.reading), flag="--train_file"), BadRows(path)))
     return found
 
 
@@ -143,7 +147,7 @@ def _training(model: str, teacher: ServedModel, typed: Flags, problems: Problems
     return run, {split: each.table for split, each in rows.items()}
 
 
-def _prepare(args: DistilFlags, teacher: ServedModel, files: dict[Path, InputFile], student: Path, run: Flags) -> int:
+def _prepare(args: DistilFlags, teacher: ServedModel, files: dict[Path, InputFiles], student: Path, run: Flags) -> int:
     """Label the texts and write the student, unless an earlier command has."""
     text, label, language = (run.get(f"{role}_column", [role])[0] for role in ("text", "label", "language"))
 
@@ -157,7 +161,8 @@ def _prepare(args: DistilFlags, teacher: ServedModel, files: dict[Path, InputFil
     classifier = None
     for path in (path for path in files if not path.exists()):
         classifier = classifier or Classifier(teacher)
-        label_file(files[path], classifier, path, with_logits, "--output_dir")
+        labelled = LabelledParts(str(path), job_of(files[path], teacher), "--output_dir")
+        label_input(files[path], labelled, partial(with_logits, classifier))
     if not student.exists():
         used = [each for path in files for each in pq.read_table(path, columns=[text])[text].to_pylist()]
         shutil.rmtree(unfinished := student.with_name("unfinished"), ignore_errors=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from indictune.errors import Problem, Problems, problem
@@ -240,7 +238,11 @@ class ClassifierArguments(FinishedModelArguments):
 class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments):
     """Which column of a file holds the texts that a finished classifier labels."""
 
-    input_file: str | None = flag(None, "Texts to label: a file as of --train_file, or txt with one text a line.")
+    input_file: str | None = flag(
+        None,
+        "Texts to label: a file as of --train_file, or txt with one text a line. `predict` takes a pattern such as "
+        "'tweets/*.parquet', a folder, and a URL such as s3://bucket/tweets/ too.",
+    )
     text_column: str | None = flag(None, "Column with the text. Default: as in training.")
     text_pair_column: str | None = flag(None, "Column with the second text of each pair. Default: as in training.")
     language_column: str | None = flag(
@@ -251,10 +253,8 @@ class TextFileArguments(ClassifierArguments, BadRowArguments, FileFormArguments)
     )
 
     def check(self) -> Iterator[Problem]:
-        """Refuse a pattern of several files, and columns of none."""
+        """Refuse columns of no file."""
         yield from super().check()
-        if self.input_file is not None and glob.has_magic(self.input_file) and not Path(self.input_file).exists():
-            yield problem("predict-one-file", "--input_file", self.input_file)
         if self.input_file is None and self.keep_columns:
             yield problem("no-columns-to-keep", "--keep_columns", " ".join(self.keep_columns))
 

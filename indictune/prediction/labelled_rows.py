@@ -186,14 +186,20 @@ class TextFile:
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """All texts, as columns `text`, `text_pair`, `language` and the kept ones; `bad` gets the unreadable rows."""
+        return map(named_window, self.numbered_windows(bad))
+
+    def numbered_windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
+        """The same with a column `line`, as of `read_batches`."""
         with attributed_to(self.flag):
             if kind_of_file(self.path) == LINES and checked_extension(self.path) and not holds_tweets(self.path):
+                line = 1
                 with opened(self.path) as file:
                     lines = line_windows(cast(BufferedReader, file), self.path, "text_pair" in self.wanted.required)
-                    yield from equal_windows(lines)
+                    for window in equal_windows(lines):
+                        yield window.append_column("line", pa.array(range(line, line + window.num_rows)))
+                        line += window.num_rows
             else:
-                batches = read_batches(self.path, self.wanted, bad)
-                yield from map(_named, equal_windows(batches))
+                yield from equal_windows(read_batches(self.path, self.wanted, bad))
 
 
 def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
@@ -211,7 +217,7 @@ def text_file(asked: TextFileArguments, reading: Reading) -> TextFile:
     return TextFile(str(asked.input_file), wanted)
 
 
-def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
+def named_window(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns by the names that the output gives them, without the lines."""
     names = [name for name in batch.schema.names if name != "line"]
     return batch.select(names).rename_columns([_name_of(role) for role in names])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ _HEAD, _OF_WORDS = "ForSequenceClassification", "ForTokenClassification"
 # Measured by benchmarks/predict.py: a CPU's caches hold a small batch, and a GPU needs a large one.
 TOKENS_ON_CPU = 2_048
 TOKENS_ON_ACCELERATOR = 32_768
+_LEAST_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,26 @@ class Classifier:
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
-        with torch.inference_mode(), self._autocast():
-            # They stay on the device until all are computed: fetching each would wait for it.
-            parts = [self._forward(tokens, batch) for batch in batches]
-        computed = torch.cat(parts).cpu().numpy()
+        try:
+            with torch.inference_mode(), self._autocast():
+                # They stay on the device until all are computed: fetching each would wait for it.
+                computed = torch.cat([self._forward(tokens, batch) for batch in batches]).cpu().numpy()
+        except (RuntimeError, MemoryError) as error:
+            self._halve_batches(error)
+            return self.logits(texts)
         if not np.isfinite(computed).all():
             raise UserError("logits-not-finite", "--model", self.served.args.model_name_or_path)
         found[np.concatenate(batches)] = computed / np.float32(reading.temperature)
         return found
+
+    def _halve_batches(self, error: Exception) -> None:
+        """Go on with batches of half as many tokens if memory ran out; else raise the error."""
+        from indictune.planning.machine_failures import is_out_of_memory  # slow to import
+
+        if not is_out_of_memory(error) or self._max_tokens <= _LEAST_TOKENS:
+            raise error
+        self._max_tokens //= 2
+        print(f"warning: out of memory; going on with {self._max_tokens:,} tokens at once", file=sys.stderr)
 
     def tags(self, texts: Sequence[str | None]) -> list[list[str] | None]:
         """The tag of each word of a text, which spaces separate: empty for words without tokens, or cut off.

@@ -1,0 +1,372 @@
+"""Label the parts of input files, by several processes, and keep them so that a killed command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import Timeout
+from tqdm import tqdm
+
+from indictune.config.shared_arguments import BadRowArguments
+from indictune.console_text import shown_rate
+from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
+from indictune.data.cache import stored_batches
+from indictune.distributed.launch import rank_of, world_size_of
+from indictune.errors import Problems, UserError, attributed_to, problem
+from indictune.files import NO_ROOM, REFUSED, lock_if_possible
+from indictune.prediction.input_parts import Part, Windows, counted_parts, parts_of_files, read_parts
+from indictune.prediction.labelled_rows import TextFile
+from indictune.prediction.stores import Store, is_url, stored_file, whole
+from indictune.prediction.written_rows import writer_of
+from indictune.run import OWN_PROGRESS
+
+FLAG = "--output_file"
+MANIFEST = "manifest.json"
+FAILED = ".failed.json"  # behind the name of a part that cannot be read
+_WINDOW = ".arrow"
+_LOOK_EVERY_S = 0.2
+_TELL_EVERY_S = 30.0
+WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
+Make = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """Files of texts: which columns are read, and of each path or URL what changes when its content does.
+
+    `counted` are the parts of one local file whose rows were read once; `bad` its rows that cannot be read.
+    """
+
+    file: TextFile
+    versions: Mapping[str, str]
+    bad: BadRows
+    counted: Sequence[Part] = ()
+
+    @classmethod
+    def of(cls, file: TextFile, bad: BadRows, remarks: bool = True) -> InputFiles:
+        """A local file, read to its end, so that it is refused before the weights are read."""
+        with attributed_to(file.flag):
+            parts = counted_parts(file, bad)
+        for remark in bad.remarks if remarks else ():
+            print(f"{file.flag} {remark}", file=sys.stderr)
+        return cls(file, local_versions([file.path]), bad, parts)
+
+    @property
+    def rows(self) -> int | None:
+        """Of one file that was read; None for others."""
+        return self.counted[-1].rows[1] if self.counted and self.counted[-1].rows else None
+
+    def parts(self) -> Sequence[Part]:
+        """All parts; raises `UserError` if a file is damaged."""
+        return self.counted or parts_of_files(list(self.versions))
+
+
+def local_versions(paths: Iterable[str]) -> dict[str, str]:
+    """What changes when the content of local files does."""
+    of_files = ((path, os.stat(path)) for path in paths)
+    return {path: f"{os.path.abspath(path)} {at.st_size} {at.st_mtime_ns}" for path, at in of_files}
+
+
+def is_folder(output: str) -> bool:
+    """Whether an output is a folder of parts, by its name or because it is there."""
+    return is_url(output) or output.endswith("/") or os.path.isdir(output)
+
+
+class LabelledParts:
+    """Labelled parts, a file each: in an output folder, or in a hidden folder next to an output file.
+
+    Processes share the folder. `job` is all that the labels depend on: hidden parts of another job are dropped, and
+    an output folder of another job is refused. A process looks for the parts that the manifest names, and lists no
+    folder.
+    """
+
+    def __init__(self, output: str, job: Mapping[str, Any], flag: str = FLAG) -> None:
+        self.output, self.flag, self.parts = output, flag, list[Part]()
+        self.is_folder = is_folder(output)
+        hidden = Path(output).with_name(f".{Path(output).name}.unfinished")
+        self.store = Store(output.rstrip("/") if self.is_folder else str(hidden), flag)
+        self._extension = ".parquet" if self.is_folder else _WINDOW
+        self._job = json.loads(json.dumps(job))
+
+    def open(self, parts: Callable[[], Sequence[Part]]) -> None:
+        """In the first process: write the manifest, or go on with the parts of a killed command that was the same."""
+        with self.writing():
+            known = self._manifest()
+            if self.is_folder:
+                if known is None and not self.store.is_empty():
+                    raise UserError("output-folder-not-empty", self.flag, self.output)
+                if known is not None and known["job"] != self._job:
+                    raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
+                for name in known.get("failed", ()) if known else ():
+                    self.store.remove(f"{name}{FAILED}")
+            else:
+                Path(self.store.folder).mkdir(parents=True, exist_ok=True)
+                try:
+                    self._lock = lock_if_possible(Path(self.store.folder, "lock"))
+                except Timeout:
+                    folder = self.store.folder
+                    raise UserError("predict-in-progress", self.flag, self.output, folder=folder) from None
+            if known is None or known["job"] != self._job:
+                for path in () if self.is_folder else Path(self.store.folder).glob("*.*"):
+                    path.unlink()
+                self.parts = list(parts())
+                self._write_manifest({})
+        self.wait_until_open()
+
+    def _manifest(self) -> Any:
+        try:
+            found = json.loads(self.store.read(MANIFEST) or b"null")
+            return found if found and {"job", "parts"} <= found.keys() else None
+        except (ValueError, AttributeError):
+            return None
+
+    def _write_manifest(self, more: Mapping[str, Any]) -> None:
+        content = json.dumps({"job": self._job, "parts": [asdict(part) for part in self.parts], **more})
+        self.store.write(MANIFEST, lambda file: _fill(file, content.encode()))
+
+    def wait_until_open(self) -> bool:
+        """Wait for the manifest. False if the first process has written the output file meanwhile."""
+        since, look_s = time.monotonic(), 2.0 if is_url(self.store.folder) else _LOOK_EVERY_S
+        while (known := self._manifest()) is None or known["job"] != self._job:
+            if not self.is_folder and os.path.exists(self.output):
+                return False
+            if time.monotonic() - since > WAIT_FOR_RANK_0_S:
+                details: dict[str, Any] = {"folder": self.store.folder, "minutes": round(WAIT_FOR_RANK_0_S / 60)}
+                raise UserError("predict-without-rank-0", self.flag, self.output, **details)
+            time.sleep(look_s)
+        self.parts = [Part.of_json(each) for each in known["parts"]]
+        return True
+
+    def is_done(self, part: Part) -> bool:
+        """Whether a part is labelled."""
+        return self.store.exists(f"{part.name}{self._extension}")
+
+    def is_failed(self, part: Part) -> bool:
+        """Whether a part was found to be unreadable."""
+        return self.store.exists(f"{part.name}{FAILED}")
+
+    def fail(self, part: Part, error: UserError) -> None:
+        """Keep the reasons why a part cannot be read; the next command tries it again."""
+        reasons = "; ".join(map(str, error.problems))
+        content = json.dumps({"file": part.file, "reason": reasons}, ensure_ascii=False)
+        self.store.write(f"{part.name}{FAILED}", lambda file: _fill(file, content.encode()))
+
+    def put(self, part: Part, batches: Windows) -> None:
+        """Keep a labelled part, whole or not at all; `batches` are made while it is written."""
+        write = writer_of(".parquet") if self.is_folder else _write_arrow
+        with self.writing():
+            self.store.write(f"{part.name}{self._extension}", lambda file: write(file, batches))
+
+    def keep_rejected(self, part: Part, folder: Path) -> None:
+        """Keep the rows of a part that were left out, if the folder has some."""
+        if (rejected := folder / REJECTED).exists():
+            content = rejected.read_bytes()
+            rejected.unlink()
+            with self.writing():
+                self.store.write(f"{part.name}.{REJECTED}", lambda file: _fill(file, content))
+
+    def finish(self, for_excel: bool = False) -> None:
+        """When all parts are labelled, write the output file and remove the folder, or write the whole manifest.
+
+        Raises:
+            UserError: parts could not be read. All others are labelled.
+        """
+        failed = [part for part in self.parts if not self.is_done(part)]
+        problems = Problems()
+        for part in failed:
+            reason = json.loads(self.store.read(f"{part.name}{FAILED}") or b"{}").get("reason", "no reason is known")
+            problems.append(problem("part-unreadable", "--input_file", part.file, reason=reason))
+        left = [part for part in self.parts if part not in failed]
+        if self.is_folder:
+            self._write_manifest({"rows": sum(map(self._rows_of, left)), "failed": [part.name for part in failed]})
+        elif left:
+            names = (self.store.path(f"{part.name}{self._extension}") for part in left)
+            batches = (batch for name in names for batch in stored_batches(Path(name)))
+            with self.writing(), whole(Path(self.output), Path(self.store.folder)) as file:
+                writer_of(self.output, for_excel)(file, batches)
+            rejected = (self.store.read(f"{part.name}.{REJECTED}") or b"" for part in self.parts)
+            if content := b"".join(rejected):
+                Path(f"{self.output}.{REJECTED}").write_bytes(content)
+            shutil.rmtree(self.store.folder, ignore_errors=True)
+        problems.raise_any()
+
+    def _rows_of(self, part: Part) -> int:
+        with stored_file(self.store.path(f"{part.name}{self._extension}"), self.flag).opened() as file:
+            return int(pq.read_metadata(file).num_rows)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that writes. If the disk refuses (`output-not-written`), only whole parts are left."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_ROOM | REFUSED:
+                raise
+            kept = sum(map(self.is_done, self.parts))
+            if not kept and not self.is_folder:
+                shutil.rmtree(self.store.folder, ignore_errors=True)
+            way_out = (
+                f"Make room, and repeat the command: it keeps {kept} of {len(self.parts)} parts." if kept else None
+            )
+            raise UserError("output-not-written", self.flag, self.output, way_out, reason=error.strerror) from error
+
+
+def _fill(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _write_arrow(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
+    writer = None
+    for batch in batches:
+        writer = writer or pa.ipc.new_file(file, batch.schema)
+        writer.write_batch(batch)
+    if writer is not None:
+        writer.close()
+
+
+def label_input(
+    source: InputFiles,
+    labelled: LabelledParts,
+    make: Make,
+    asked: BadRowArguments | None = None,
+    for_excel: bool = False,
+) -> None:
+    """Label all parts. Processes share them, and the first one finishes the output when all are labelled.
+
+    `make` turns a window of texts into rows of the output. `asked` says what happens to bad rows of parts that were
+    not read before.
+    """
+    rank, world_size = rank_of(os.environ), world_size_of(os.environ)
+    if rank == 0:
+        labelled.open(source.parts)
+    elif not labelled.wait_until_open():
+        return
+    mine = [part for part in labelled.parts if part.number % world_size == rank]
+    with counted_progress(labelled, rank) as look:
+        for _ in labelled_one_by_one(mine, source, labelled, make, asked):
+            look()
+        while rank == 0 and look():
+            time.sleep(_LOOK_EVERY_S)
+    if rank == 0:
+        labelled.finish(for_excel)
+        print(f"Written to {labelled.output}", file=sys.stderr)
+
+
+def labelled_one_by_one(
+    parts: Sequence[Part], source: InputFiles, labelled: LabelledParts, make: Make, asked: BadRowArguments | None
+) -> Iterator[Part]:
+    """Label and keep parts that are not labelled. Yields each when it is kept."""
+    with TemporaryDirectory() as folder:
+        collectors = dict[int, BadRows]()
+
+        def bad_of(part: Part) -> BadRows:
+            if part.crc is not None or asked is None:  # its rows were checked before
+                return BadRows(part.file, source.bad.skips_damage)
+            name = part.file if part.rows is None else f"{part.file}, rows from {part.rows[0]}"
+            collectors[part.number] = bad_rows(name, asked, Path(folder))
+            return collectors[part.number]
+
+        def rows_of(part: Part, windows: Windows) -> Windows:
+            rows = 0
+            for window in windows:
+                rows += window.num_rows
+                yield make(window)
+                OWN_PROGRESS.moved()
+            if part.number in collectors:
+                collectors.pop(part.number).finish(rows)
+                labelled.keep_rejected(part, Path(folder))
+
+        for part, windows in read_parts([part for part in parts if not labelled.is_done(part)], source.file, bad_of):
+            try:
+                with attributed_to(source.file.flag):
+                    labelled.put(part, rows_of(part, windows))
+            except UserError as error:
+                is_of_input = {each.flag for each in error.problems} == {source.file.flag}
+                if not is_of_input or asked is None or asked.bad_rows == "stop":
+                    raise
+                labelled.fail(part, error)
+            yield part
+
+
+@contextmanager
+def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[], int]]:
+    """Show how many rows of an output are labelled, or how many parts if nobody has counted the rows.
+
+    Yields:
+        What looks, and returns how many parts are neither labelled nor unreadable.
+    """
+    sizes = [part.rows[1] - part.rows[0] if part.rows else 0 for part in labelled.parts]
+    unit, sizes = ("rows", sizes) if all(sizes) else ("parts", [1] * len(sizes))
+    pending, looked = list(labelled.parts), 0.0
+
+    def done() -> int:
+        return sum(sizes) - sum(sizes[part.number] for part in pending)
+
+    def look() -> int:
+        nonlocal pending, looked
+        if rank == 0 and time.monotonic() - looked > _LOOK_EVERY_S:
+            pending = [part for part in pending if not (labelled.is_done(part) or labelled.is_failed(part))]
+            show(done())
+            looked = time.monotonic()
+        OWN_PROGRESS.moved()
+        return len(pending)
+
+    if rank == 0:
+        pending = [part for part in pending if not labelled.is_done(part)]
+    with labelling_progress(sum(sizes), done(), is_shown=rank == 0, unit=unit) as show:
+        yield look
+
+
+@contextmanager
+def labelling_progress(rows: int, done: int, is_shown: bool, unit: str = "rows") -> Iterator[Callable[[int], None]]:
+    """Show on standard error how many rows are labelled; `done` rows are those of an earlier, killed command.
+
+    Yields:
+        What takes a new number of labelled rows.
+    """
+    first = labelled = min(done, rows)
+    began = told = time.monotonic()
+    on_terminal = is_shown and sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if is_shown:
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+
+    def rate() -> float:
+        return (labelled - first) / (time.monotonic() - began)
+
+    def show(done: int) -> None:
+        nonlocal labelled, told
+        bar.update(min(done, rows) - labelled)
+        labelled = min(done, rows)
+        if not on_terminal and time.monotonic() - told > _TELL_EVERY_S:
+            told = time.monotonic()
+            left_s = (rows - labelled) / max(rate(), 1e-9)
+            tell(f"{labelled:,} of {rows:,} {unit}, {shown_rate(rate())} {unit}/s, {duration(left_s)} left")
+
+    with tqdm(total=rows, initial=first, unit=f" {unit}", disable=not on_terminal, dynamic_ncols=True) as bar:
+        if first:
+            tell(f"resuming: {first:,} of {rows:,} {unit} are labelled")
+        yield show
+    tell(f"{labelled - first:,} {unit} in {duration(time.monotonic() - began)} ({shown_rate(rate())} {unit}/s)")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `5 s`, `3 min` or `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
