@@ -304,6 +304,23 @@ class MachineArguments(Checked):
 
 
 @dataclass
+class EngineArguments(Checked):
+    """What starts the processes of a command."""
+
+    engine: Literal["local", "ray"] = flag("local", "What starts the processes: this machine alone, or a Ray cluster.")
+    ray_address: str | None = flag(
+        None,
+        "Address of a Ray cluster: `auto` or HOST:PORT. Default: RAY_ADDRESS, else a new one of this machine.",
+    )
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse the address of a cluster that is not used."""
+        yield from super().check()
+        if self.ray_address is not None and self.engine == "local":
+            yield problem("no-effect", "--ray_address", self.ray_address, "Use --engine ray.", other="--engine local")
+
+
+@dataclass
 class RequestLimits(Checked):
     """What a client of `indictune serve` may send, and how long the server takes for it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +125,7 @@ def _groups_of_rows(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
 
 
 def read_parts(
-    parts: Sequence[Part], file: TextFile, bad_of: Callable[[Part], BadRows]
+    parts: Iterable[Part], file: TextFile, bad_of: Callable[[Part], BadRows]
 ) -> Iterator[tuple[Part, Windows]]:
     """The rows of each part, in windows; those of a part must be taken before the next part's.
 

@@ -37,6 +37,7 @@ MANIFEST = "manifest.json"
 FAILED = ".failed.json"  # behind the name of a part that cannot be read
 _WINDOW = ".arrow"
 _LOOK_EVERY_S = 0.2
+_LOOK_IN_STORE_S = 5.0
 _TELL_EVERY_S = 30.0
 WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 Make = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -94,11 +95,13 @@ class LabelledParts:
 
     def __init__(self, output: str, job: Mapping[str, Any], flag: str = FLAG) -> None:
         self.output, self.flag, self.parts = output, flag, list[Part]()
+        self.done, self.failed = set[int](), list[Part]()  # as far as this process knows
         self.is_folder = is_folder(output)
         hidden = Path(output).with_name(f".{Path(output).name}.unfinished")
         self.store = Store(output.rstrip("/") if self.is_folder else str(hidden), flag)
         self._extension = ".parquet" if self.is_folder else _WINDOW
         self._job = json.loads(json.dumps(job))
+        self.look_s = _LOOK_IN_STORE_S if is_url(self.store.folder) else _LOOK_EVERY_S
 
     def open(self, parts: Callable[[], Sequence[Part]]) -> None:
         """In the first process: write the manifest, or go on with the parts of a killed command that was the same."""
@@ -110,7 +113,7 @@ class LabelledParts:
                 if known is not None and known["job"] != self._job:
                     raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
                 for name in known.get("failed", ()) if known else ():
-                    self.store.remove(f"{name}{FAILED}")
+                    self.store.remove(f"{name}{FAILED}")  # it is tried again
             else:
                 Path(self.store.folder).mkdir(parents=True, exist_ok=True)
                 try:
@@ -122,7 +125,7 @@ class LabelledParts:
                 for path in () if self.is_folder else Path(self.store.folder).glob("*.*"):
                     path.unlink()
                 self.parts = list(parts())
-                self._write_manifest({})
+                self.note()
         self.wait_until_open()
 
     def _manifest(self) -> Any:
@@ -132,42 +135,51 @@ class LabelledParts:
         except (ValueError, AttributeError):
             return None
 
-    def _write_manifest(self, more: Mapping[str, Any]) -> None:
-        content = json.dumps({"job": self._job, "parts": [asdict(part) for part in self.parts], **more})
-        self.store.write(MANIFEST, lambda file: _fill(file, content.encode()))
+    def note(self, **more: object) -> None:
+        """Write what is known to the manifest."""
+        parts = [asdict(part) for part in self.parts]
+        known = {"job": self._job, "parts": parts, "done": sorted(self.done), **more}
+        self.store.write(MANIFEST, lambda file: _fill(file, json.dumps(known).encode()))
 
     def wait_until_open(self) -> bool:
         """Wait for the manifest. False if the first process has written the output file meanwhile."""
-        since, look_s = time.monotonic(), 2.0 if is_url(self.store.folder) else _LOOK_EVERY_S
+        since = time.monotonic()
         while (known := self._manifest()) is None or known["job"] != self._job:
             if not self.is_folder and os.path.exists(self.output):
                 return False
             if time.monotonic() - since > WAIT_FOR_RANK_0_S:
                 details: dict[str, Any] = {"folder": self.store.folder, "minutes": round(WAIT_FOR_RANK_0_S / 60)}
                 raise UserError("predict-without-rank-0", self.flag, self.output, **details)
-            time.sleep(look_s)
+            time.sleep(self.look_s)
         self.parts = [Part.of_json(each) for each in known["parts"]]
+        self.done = set(known.get("done", ()))
         return True
 
     def is_done(self, part: Part) -> bool:
         """Whether a part is labelled."""
-        return self.store.exists(f"{part.name}{self._extension}")
+        if part.number not in self.done and self.store.exists(f"{part.name}{self._extension}"):
+            self.done.add(part.number)
+        return part.number in self.done
 
-    def is_failed(self, part: Part) -> bool:
-        """Whether a part was found to be unreadable."""
-        return self.store.exists(f"{part.name}{FAILED}")
+    def is_settled(self, part: Part) -> bool:
+        """Whether a part is labelled, or was found to be unreadable."""
+        if not self.is_done(part) and part not in self.failed and self.store.exists(f"{part.name}{FAILED}"):
+            self.failed.append(part)
+        return part.number in self.done or part in self.failed
 
     def fail(self, part: Part, error: UserError) -> None:
         """Keep the reasons why a part cannot be read; the next command tries it again."""
         reasons = "; ".join(map(str, error.problems))
         content = json.dumps({"file": part.file, "reason": reasons}, ensure_ascii=False)
         self.store.write(f"{part.name}{FAILED}", lambda file: _fill(file, content.encode()))
+        self.failed.append(part)
 
     def put(self, part: Part, batches: Windows) -> None:
         """Keep a labelled part, whole or not at all; `batches` are made while it is written."""
         write = writer_of(".parquet") if self.is_folder else _write_arrow
         with self.writing():
             self.store.write(f"{part.name}{self._extension}", lambda file: write(file, batches))
+        self.done.add(part.number)
 
     def keep_rejected(self, part: Part, folder: Path) -> None:
         """Keep the rows of a part that were left out, if the folder has some."""
@@ -183,14 +195,13 @@ class LabelledParts:
         Raises:
             UserError: parts could not be read. All others are labelled.
         """
-        failed = [part for part in self.parts if not self.is_done(part)]
         problems = Problems()
-        for part in failed:
+        for part in self.failed:
             reason = json.loads(self.store.read(f"{part.name}{FAILED}") or b"{}").get("reason", "no reason is known")
             problems.append(problem("part-unreadable", "--input_file", part.file, reason=reason))
-        left = [part for part in self.parts if part not in failed]
+        left = [part for part in self.parts if part not in self.failed]
         if self.is_folder:
-            self._write_manifest({"rows": sum(map(self._rows_of, left)), "failed": [part.name for part in failed]})
+            self.note(rows=sum(map(self._rows_of, left)), failed=[part.name for part in self.failed])
         elif left:
             names = (self.store.path(f"{part.name}{self._extension}") for part in left)
             batches = (batch for name in names for batch in stored_batches(Path(name)))
@@ -203,6 +214,8 @@ class LabelledParts:
         problems.raise_any()
 
     def _rows_of(self, part: Part) -> int:
+        if part.crc is not None and part.rows is not None:
+            return part.rows[1] - part.rows[0]
         with stored_file(self.store.path(f"{part.name}{self._extension}"), self.flag).opened() as file:
             return int(pq.read_metadata(file).num_rows)
 
@@ -258,7 +271,7 @@ def label_input(
         for _ in labelled_one_by_one(mine, source, labelled, make, asked):
             look()
         while rank == 0 and look():
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(labelled.look_s)
     if rank == 0:
         labelled.finish(for_excel)
         print(f"Written to {labelled.output}", file=sys.stderr)
@@ -288,7 +301,7 @@ def labelled_one_by_one(
                 collectors.pop(part.number).finish(rows)
                 labelled.keep_rejected(part, Path(folder))
 
-        for part, windows in read_parts([part for part in parts if not labelled.is_done(part)], source.file, bad_of):
+        for part, windows in read_parts((part for part in parts if not labelled.is_done(part)), source.file, bad_of):
             try:
                 with attributed_to(source.file.flag):
                     labelled.put(part, rows_of(part, windows))
@@ -309,21 +322,24 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[]
     """
     sizes = [part.rows[1] - part.rows[0] if part.rows else 0 for part in labelled.parts]
     unit, sizes = ("rows", sizes) if all(sizes) else ("parts", [1] * len(sizes))
-    pending, looked = list(labelled.parts), 0.0
+    pending = [part for part in labelled.parts if part.number not in labelled.done]
+    asked = noted = time.monotonic()
 
     def done() -> int:
         return sum(sizes) - sum(sizes[part.number] for part in pending)
 
     def look() -> int:
-        nonlocal pending, looked
-        if rank == 0 and time.monotonic() - looked > _LOOK_EVERY_S:
-            pending = [part for part in pending if not (labelled.is_done(part) or labelled.is_failed(part))]
+        nonlocal pending, asked, noted
+        now = time.monotonic()
+        if rank == 0 and now - asked > labelled.look_s:
+            pending, asked = [part for part in pending if not labelled.is_settled(part)], now
             show(done())
-            looked = time.monotonic()
-        OWN_PROGRESS.moved()
+        if rank == 0 and labelled.is_folder and now - noted > _TELL_EVERY_S:
+            labelled.note()
+            noted = now
         return len(pending)
 
-    if rank == 0:
+    if rank == 0 and not is_url(labelled.store.folder):
         pending = [part for part in pending if not labelled.is_done(part)]
     with labelling_progress(sum(sizes), done(), is_shown=rank == 0, unit=unit) as show:
         yield look
