@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from indictune.config.early_values import check_exists
 from indictune.config.recipe import read_arguments
-from indictune.config.shared_arguments import TextFileArguments, flag
+from indictune.config.shared_arguments import EngineArguments, TextFileArguments, flag
 from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import files_named
@@ -39,13 +39,14 @@ from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, ServedModel, check_pairs, served_model
 from indictune.prediction.stores import Store, is_url, whole
 from indictune.prediction.written_rows import MOST_SHEET_ROWS, as_json_lines, writer_of
+from indictune.ray_cluster import cluster
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
 
 
 @dataclass
-class PredictFlags(TextFileArguments):
+class PredictFlags(TextFileArguments, EngineArguments):
     """Which texts a finished classifier labels, and where the labels go. Other values default to its training's."""
 
     needed = ("model", 'indictune predict FOLDER --text "...", with the --output_dir of a finished run.')
@@ -66,6 +67,8 @@ class PredictFlags(TextFileArguments):
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
         if self.excel and Path(self.output_file or "").suffix.lower() not in DELIMITERS:
             yield problem("no-effect", "--excel", "true", other=f"--output_file {self.output_file or '(none)'}")
+        if self.engine == "ray" and (self.input_file is None or not is_folder(self.output_file or "")):
+            yield problem("engine-needs-folder", "--engine", "ray", output=self.output_file or "(none)")
         if self.text_pair and len(self.text_pair) != len(self.text):
             yield problem("pairs-uneven", "--text_pair", len(self.text_pair), texts=len(self.text))
 
@@ -104,6 +107,12 @@ def _predict(asked: PredictFlags) -> None:
             problems.append(problem("sheet-full", FLAG, asked.output_file, rows=rows))
         problems.raise_any()
         assert served is not None
+        if source is not None and asked.engine == "ray":
+            with cluster(asked.ray_address):
+                from indictune.prediction.on_ray import label_on_ray  # slow to import, and of an extra
+
+                label_on_ray(source, LabelledParts(str(asked.output_file), job_of(source, served)), asked)
+            return
         classifier = Classifier(served, asked.max_tokens_per_device)
         if source is None:
             texts = list(zip(asked.text, asked.text_pair, strict=True)) if asked.text_pair else asked.text

@@ -176,7 +176,7 @@ class LabelledParts:
 
     def put(self, part: Part, batches: Windows) -> None:
         """Keep a labelled part, whole or not at all; `batches` are made while it is written."""
-        write = writer_of(".parquet") if self.is_folder else _write_arrow
+        write = writer_of("labels.parquet") if self.is_folder else _write_arrow
         with self.writing():
             self.store.write(f"{part.name}{self._extension}", lambda file: write(file, batches))
         self.done.add(part.number)
