@@ -120,7 +120,7 @@ def flags_page() -> str:
         section("All scripts", shared),
         *(section(f"`{script}`", without(flags, shared)) for script, flags in scripts.items()),
         *(section(f"`indictune {verb}`", own_flags([each]).values()) for verb, each in COMMANDS.items()),
-        "`indictune prepare` takes the recipe and the flags of the run that it prepares.\n",
+        "`indictune prepare` also takes the recipe and the flags of the run that it prepares.\n",
         inherited_section(),
     ]
     return "\n".join(parts)

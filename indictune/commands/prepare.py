@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,19 @@ import numpy as np
 from indictune.config.arguments import Files
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
+from indictune.config.shared_arguments import EngineArguments
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
+from indictune.data.spread import on_cluster
 from indictune.errors import Problems, UserError, problems_of
 from indictune.files import cache_folder
 from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
+from indictune.ray_cluster import cluster
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens
 
@@ -37,10 +40,21 @@ class Prepared:
     tokens: Tokens
 
 
+@dataclass
+class PrepareFlags(EngineArguments):
+    """What cleans and tokenises the rows, besides the run's flags."""
+
+
 def run_prepare(flags: Mapping[str, list[str]]) -> int:
     """Prepare the rows of the run that the flags describe."""
     started = time.monotonic()
-    made = prepare_rows(*task_of_flags(flags))
+    recipe, task = task_of_flags(flags, PrepareFlags)
+    engine = recipe.problems.attempt(recipe.build, PrepareFlags)
+    with ExitStack() as stack:
+        if engine is not None and engine.engine == "ray":
+            stack.enter_context(cluster(engine.ray_address))
+            stack.enter_context(on_cluster())
+        made = prepare_rows(recipe, task)
     if made.tokens.summary:
         print(printable(f"{made.tokens.summary}\n"))
     show_rows(made, made.tokens.notes)

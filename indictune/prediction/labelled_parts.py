@@ -333,7 +333,8 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[]
         now = time.monotonic()
         if rank == 0 and now - asked > labelled.look_s:
             pending, asked = [part for part in pending if not labelled.is_settled(part)], now
-            show(done())
+        pending = [part for part in pending if part.number not in labelled.done and part not in labelled.failed]
+        show(done())
         if rank == 0 and labelled.is_folder and now - noted > _TELL_EVERY_S:
             labelled.note()
             noted = now

@@ -1,4 +1,4 @@
-"""`indictune predict --engine ray` on a real cluster of three nodes, with a store of objects that is a real server."""
+"""`--engine ray` on a real cluster of three nodes, with a store of objects that is a real server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cluster(store: Any) -> Iterator[Any]:
         made.add_node(num_cpus=1, object_store_memory=100 << 20)
     made.wait_for_nodes()
     yield made
-    made.shutdown()
+    made.shutdown()  # type: ignore[no-untyped-call]
 
 
 def labels(content: list[bytes]) -> dict[int, Any]:
@@ -120,3 +120,19 @@ def test_ray_writes_the_same_though_a_node_is_killed(
     assert labels(of_bucket(store, "ray/")) == expected
     manifest = json.loads(store.Object("ray/manifest.json").get()["Body"].read())
     assert (manifest["rows"], len(manifest["done"])) == (ROWS, SHARDS)
+
+
+def test_ray_prepares_the_rows_of_one_process(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{'अच्छी फिल्म' if row % 3 else 'bura #movie'} {row},{row % 2}\n" for row in range(45_000))
+    (tmp_path / "train.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    model = ["--model_name_or_path", "builtin:tiny-indic-bert", "--output_dir", str(tmp_path / "run")]
+    command = [*python(), "-m", "indictune", "prepare", "--train_file", str(tmp_path / "train.csv"), *model]
+    found = []
+    for name, flags in {"one": [], "ray": ["--engine", "ray", "--ray_address", cluster.address]}.items():
+        monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / name))
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        folders = (tmp_path / name / "prepared").glob("*/digests.json")
+        found.append({path.parent.name: json.loads(path.read_bytes()) for path in folders})
+    assert len(found[0]) >= 2
+    assert found[0] == found[1]

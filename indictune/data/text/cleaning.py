@@ -24,6 +24,7 @@ import pyarrow as pa
 from indictune.data.bad_rows import Batches
 from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
+from indictune.data.spread import is_on_cluster, spread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,6 +134,9 @@ def cleaned(batches: Batches, processes: int) -> Batches:
 
     Columns are `text`, `label`, `language` and, of pairs, `text_pair` (nullable strings), and `line` (int64).
     """
+    if is_on_cluster():
+        yield from spread(clean_batch, batches)
+        return
     first = list(islice(batches, 2))
     if len(first) < 2 or processes == 1:
         yield from map(clean_batch, chain(first, batches))

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,6 +32,7 @@ from indictune.data.cache import (
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
+from indictune.data.spread import is_on_cluster, spread
 from indictune.errors import Problems, UserError, problem
 from indictune.files import content_digest
 from indictune.upstream import digest_of_split
@@ -154,14 +156,16 @@ def tokenise_splits(
 
     Raises `UserError` if the tokenizer makes no token of a text.
     """
-    given = splits.rows
+    given, settings = splits.rows, (labels, max_length, problem_type, long_text)
 
     def make(folder: Path) -> None:
         for name, rows in given.items():
 
             def batches_from(done: int, stored: Path = splits.folder / f"{name}.arrow") -> Batches:
                 rest = itertools.islice(smaller_batches(stored_batches(stored), _BATCH_ROWS), done, None)
-                return tokenised(rest, tokenizer, labels, max_length, problem_type, long_text)
+                if is_on_cluster():
+                    return spread(partial(_tokenised_batch, tokenizer, *settings), rest)
+                return tokenised(rest, tokenizer, *settings)
 
             schema = schema_of(labels, problem_type, long_text == "window", have_types(rows.texts, tokenizer))
             write_on(folder / f"{name}.arrow", schema, batches_from, f"tokenising the {name} rows", len(rows))
@@ -272,6 +276,11 @@ def tokenised(
             columns.append(pa.ListArray.from_arrays(columns[0].offsets, flat))
         forms = long_text == "window", types is not None
         yield pa.record_batch(columns, schema=schema_of(labels, problem_type, *forms))
+
+
+def _tokenised_batch(tokenizer: PreTrainedTokenizerBase, *settings: Any) -> pa.RecordBatch:
+    *of_rows, batch = settings
+    return next(tokenised([batch], tokenizer, *of_rows))
 
 
 def windows_of(
