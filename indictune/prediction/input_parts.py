@@ -102,8 +102,11 @@ def _places(path: str, lines: Sequence[int]) -> tuple[list[tuple[int, int]], int
     return list(zip(starts, [*starts[1:], at], strict=True)), starts[0] if starts else 0
 
 
-def parts_of_files(files: Sequence[str]) -> list[Part]:
-    """Parts of many files, of which only the ends of parquet files are read; raises `UserError` for damaged ones."""
+def parts_of_files(files: Sequence[str], keeps_damaged: bool) -> list[Part]:
+    """Parts of many files, of which only the ends of parquet files are read.
+
+    Raises `UserError` for damaged ones, or keeps each as one part, of which the reason comes when it is read.
+    """
     parts, problems = list[Part](), Problems()
     for file in files:
         places: list[tuple[int, int] | None] = [None]
@@ -111,7 +114,8 @@ def parts_of_files(files: Sequence[str]) -> list[Part]:
             with problems.collecting(), arrow_errors(file), stored_file(file).opened() as source:
                 places = list(_groups_of_rows(pq.read_metadata(source)))
         parts += [Part(len(parts) + number, file, place, place) for number, place in enumerate(places)]
-    problems.raise_any()
+    if not keeps_damaged:
+        problems.raise_any()
     return parts
 
 

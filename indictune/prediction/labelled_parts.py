@@ -71,7 +71,7 @@ class InputFiles:
 
     def parts(self) -> Sequence[Part]:
         """All parts; raises `UserError` if a file is damaged."""
-        return self.counted or parts_of_files(list(self.versions))
+        return self.counted or parts_of_files(list(self.versions), self.bad.skips_damage)
 
 
 def local_versions(paths: Iterable[str]) -> dict[str, str]:
@@ -110,10 +110,10 @@ class LabelledParts:
             if self.is_folder:
                 if known is None and not self.store.is_empty():
                     raise UserError("output-folder-not-empty", self.flag, self.output)
+                if known is not None:
+                    self._try_failed_again(known)
                 if known is not None and known["job"] != self._job:
                     raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
-                for name in known.get("failed", ()) if known else ():
-                    self.store.remove(f"{name}{FAILED}")  # it is tried again
             else:
                 Path(self.store.folder).mkdir(parents=True, exist_ok=True)
                 try:
@@ -127,6 +127,17 @@ class LabelledParts:
                 self.parts = list(parts())
                 self.note()
         self.wait_until_open()
+
+    def _try_failed_again(self, known: dict[str, Any]) -> None:
+        """Forget that parts could not be read. Their files may have been mended."""
+        failed = [part for part in map(Part.of_json, known["parts"]) if part.name in known.get("failed", ())]
+        for part in failed:
+            self.store.remove(f"{part.name}{FAILED}")
+            if part.file in self._job["files"]:
+                known["job"]["files"][part.file] = self._job["files"][part.file]
+        if failed and known["job"] == self._job:
+            self.parts, self.done = list(map(Part.of_json, known["parts"])), set(known["done"])
+            self.note()
 
     def _manifest(self) -> Any:
         try:

@@ -22,6 +22,7 @@ _URL = re.compile("[a-z][a-z0-9+.-]+://")
 _WAITS_S = (1.0, 5.0, 20.0, 60.0, 120.0)  # before a store is asked again
 # Words of errors after which asking again is of no use, in the texts of botocore, gcsfs and adlfs.
 _REFUSED = re.compile("credential|token|denied|forbidden|unauthori|expired|AccessKey|Signature|NoSuchBucket", re.I)
+_MISSING = re.compile("404|NoSuchKey|not found", re.I)
 Result = TypeVar("Result")
 Fill = Callable[[BinaryIO], None]
 
@@ -105,7 +106,10 @@ class Store:
 
     def files(self, pattern: str) -> dict[str, str]:
         """The URLs of the files for a pattern, in a folder or of one file, sorted, and what changes with each."""
-        found = self._patiently(lambda: self._listed(self.disk._strip_protocol(pattern)))
+        try:
+            found = self._patiently(lambda: self._listed(self.disk._strip_protocol(pattern)))
+        except FileNotFoundError:
+            raise UserError("no-such-file", self.flag, pattern) from None
         about = {self.disk.unstrip_protocol(file): info for file, info in sorted(found.items())}
         kept = ("size", "ETag", "etag", "LastModified", "mtime", "md5", "blob_id")
         return {file: str([info.get(name) for name in kept]) for file, info in about.items()}
@@ -114,6 +118,8 @@ class Store:
         self.disk.invalidate_cache()
         if any(sign in path for sign in "*?["):
             found = self.disk.glob(path, detail=True)
+        elif (about := self.disk.info(path))["type"] == "file":
+            found = {path: about}
         else:
             found = self.disk.find(path, maxdepth=1, detail=True)
         return {file: info for file, info in found.items() if info["type"] == "file"}
@@ -122,9 +128,11 @@ class Store:
         for wait_s in (*_WAITS_S, None):
             try:
                 return ask()
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # of botocore, aiohttp and others
+            except Exception as given:  # of botocore, aiohttp and others
+                # fsspec (2026.9) raises FileNotFoundError for servers that fail or refuse, too.
+                error = given.__cause__ or given if isinstance(given, FileNotFoundError) else given
+                if isinstance(error, FileNotFoundError) or (error is not given and _MISSING.search(str(error))):
+                    raise
                 reason = without_tokens(" ".join(str(error).split()) or type(error).__name__)
                 if wait_s is None or _REFUSED.search(f"{type(error).__name__} {reason}"):
                     raise UserError("store-refused", self.flag, self.folder, reason=reason) from error
