@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -39,6 +40,10 @@ def test_a_container_runs_indictune_as_a_user_whom_kubernetes_knows() -> None:
     assert user[0] == "USER"
     assert int(user[1]) > 0  # Kubernetes cannot know that a name is not root's
     assert any(f"useradd --create-home --uid {user[1]} " in text for text in texts("RUN"))
+    files = sorted((ROOT / "scripts/kubernetes").glob("*.yaml"))
+    assert len(files) == 3
+    for file in files:
+        assert re.findall(r"fsGroup: (\d+)", file.read_text(encoding="utf-8")) == [user[1]], file
 
 
 def test_it_copies_what_the_package_ships_and_installs_extras_that_exist() -> None:
