@@ -3,7 +3,7 @@
 #   docker build --tag indictune .
 #   docker build --tag indictune:cuda --build-arg TORCH_INDEX= --build-arg BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 .
 #
-#   docker run --init indictune train recipes/sentiment/demo.yaml
+#   docker run indictune train recipes/sentiment/demo.yaml
 #
 # BASE is a Debian or Ubuntu whose python3 is 3.11, 3.12 or 3.13. Layers that change seldom come first.
 ARG BASE=debian:12-slim

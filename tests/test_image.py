@@ -126,10 +126,10 @@ class Image:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("debootstrap") is None, reason="needs root and debootstrap")
 def test_its_steps_build_an_image_whose_user_trains(tmp_path: Path) -> None:
-    """A quarter of an hour and 5 GB. The folder is deleted afterwards."""
+    """Five minutes and 3 GB. The folder is deleted afterwards."""
     root = tmp_path / "root"
     try:
         subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(root)], check=True, capture_output=True)
