@@ -54,7 +54,7 @@ def everything() -> dict[str, Path]:
     """All files, folder by folder; the recipes first."""
     folders = sorted(path.name for path in FOLDER.iterdir() if path.name != "recipes")
     rest = {name: path for folder in folders for name, path in shipped(folder, "*.*").items()}
-    rest |= shipped("scripts", "slurm/*.sbatch")
+    rest |= shipped("scripts", "*/*.sbatch") | shipped("scripts", "*/*.yaml")
     return recipes() | {name: path for name, path in rest.items() if path.is_file()}
 
 

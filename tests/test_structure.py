@@ -40,8 +40,8 @@ LAYERS = [
     {"indictune.api", "indictune.own_process", "indictune.run_result", "indictune"},  # what `import indictune` gives
 ]
 TOP_LEVEL = {
-    *(".ci", ".gitignore", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),
-    *("accelerate_configs", "benchmarks", "constraints.txt", "docs", "ds_configs", "indictune"),
+    *(".ci", ".dockerignore", ".gitignore", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "Makefile", "README.md"),
+    *("SECURITY.md", "accelerate_configs", "benchmarks", "constraints.txt", "docs", "ds_configs", "indictune"),
     *("mkdocs.yml", "pyproject.toml", "recipes", "scripts", "tests"),
 }
 FILES = sorted([*(ROOT / "indictune").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])

@@ -445,11 +445,12 @@ def test_recipes_are_listed_and_copied(empty: Path, capsys: pytest.CaptureFixtur
     assert all(f"{name}.yaml" in listed for name in strategies())
     assert "scripts/slurm/train.sbatch" not in listed
     assert "  slurm/train.sbatch " in listed
-    assert main(["recipes", "sentiment/demo", "zero3.yaml", "train.sbatch", "--to", "mine"]) == 0
+    assert main(["recipes", "sentiment/demo", "zero3.yaml", "train.sbatch", "jobset.yaml", "--to", "mine"]) == 0
     capsys.readouterr()
     copied = sorted(str(path.relative_to(empty / "mine")) for path in (empty / "mine").rglob("*.*"))
     strategy = ["accelerate_configs/zero3.yaml", "ds_configs/zero3.json"]
-    assert copied == [*strategy, "recipes/sentiment/demo.yaml", "scripts/slurm/train.sbatch"]
+    scripts = ["scripts/kubernetes/jobset.yaml", "scripts/slurm/train.sbatch"]
+    assert copied == [*strategy, "recipes/sentiment/demo.yaml", *scripts]
     assert refused(capsys, "recipes", "sentiment/demo", "--to", "mine").endswith("[file-exists]\n")
     assert refused(capsys, "recipes", "demo").endswith("[shipped-file-unknown]\n")
 

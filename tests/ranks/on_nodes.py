@@ -58,7 +58,9 @@ def node(number: int, folder: Path) -> str:
 def main(job: Path) -> None:
     folder = job.parent
     given = json.loads(job.read_text(encoding="utf-8"))
-    hosts = ["127.0.0.1 localhost", *(f"10.77.0.{number + 1} node{number}" for number in range(given["nodes"]))]
+    hosts = ["127.0.0.1 localhost"]
+    for number in range(given["nodes"]):  # the second name is that of a pod of scripts/kubernetes
+        hosts.append(f"10.77.0.{number + 1} node{number} indicbert-node-0-{number}.indicbert")
     (folder / "hosts").write_text("\n".join([*hosts, ""]), encoding="utf-8")
     run("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
     run("ip", "link", "add", "switch", "type", "bridge")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.ranks.launching import BIN, ROOT, SCRIPT, Run, distance
 from tests.ranks.nodes import FIRST, VARIABLES, Ended, on_nodes
+from tests.ranks.pods import PODS, Pod, small
 from tests.ranks.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
@@ -61,6 +62,48 @@ def test_two_nodes_give_the_run_of_one_process(run_under: Start, job: Path, tmp_
     out = tmp_path / "out"
     train = [SCRIPT, "--config", str(job), "--output_dir", str(out)]
     ended = on_nodes(tmp_path / "nodes", [[*LAUNCHERS[launcher](node), *train] for node in range(2)])
+    assert of_same_run(run_under, out, ended)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param("trainjob.yaml", marks=pytest.mark.more), pytest.param("jobset.yaml", marks=pytest.mark.slow)],
+)
+def test_the_pods_of_kubernetes_give_the_run_of_one_process(
+    run_under: Start, job: Path, tmp_path: Path, file: str
+) -> None:
+    out = tmp_path / "out"
+    train = [SCRIPT, "--config", str(job), "--output_dir", str(out)]
+    pods = [small(pod, train, tmp_path) for pod in PODS[file]()]
+    variables = {rank: pod.variables for rank, pod in enumerate(pods)}
+    ended = on_nodes(tmp_path / "nodes", [pod.command for pod in pods], variables)
+    assert of_same_run(run_under, out, ended)
+
+
+# Kubernetes removes the second pod after the first step. Then it starts both again.
+EVICTED = """
+{command} & started=$!
+if [ $PET_NODE_RANK = 1 ]; then
+    until [ -s {out}/train_log.jsonl ]; do sleep 0.2; done
+    kill -TERM $started
+fi
+wait $started; echo "first attempt: $?, $(cat {out}/status.json)"
+{command}; echo "second attempt: $?"
+"""
+
+
+@pytest.mark.slow
+def test_pods_that_are_evicted_save_and_resume(run_under: Start, job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--config", str(job), "--output_dir", str(out), "--resume_from_checkpoint=auto"]
+    train = ["tests/ranks/paced.py", "1", str(tmp_path / "rows.jsonl"), SCRIPT, *flags]
+    pods: list[Pod] = [small(pod, train, tmp_path) for pod in PODS["jobset.yaml"]()]
+    commands = [["bash", "-c", EVICTED.format(command=" ".join(pod.command), out=out)] for pod in pods]
+    ended = on_nodes(tmp_path / "nodes", commands, {rank: pod.variables for rank, pod in enumerate(pods)})
+    for each in ended:
+        assert 'first attempt: 1, {"state": "resumable"' in " ".join(each.said.split()).replace("{ ", "{"), each.said
+        assert "second attempt: 0" in each.said
+    assert "Resuming from " in ended[0].said
     assert of_same_run(run_under, out, ended)
 
 
