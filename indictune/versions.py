@@ -7,7 +7,7 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-from indictune.errors import UserError
+from indictune.errors import Problem, Problems, problem
 from indictune.upstream import versions_of
 
 __version__ = "0.1.0"
@@ -33,11 +33,15 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+def missing_extra(flag: str, value: object, extra: str, *packages: str) -> list[Problem]:
+    """The problem of a value whose extra is not installed; none if all its packages are."""
+    missing = [name for name in packages if find_spec(name) is None]
+    return [problem("extra-missing", flag, value, extra=extra, packages=", ".join(missing))] if missing else []
+
+
 def check_extra(verb: str, extra: str, *packages: str) -> None:
     """Refuse a verb whose extra is not installed."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise UserError("extra-missing", f"indictune {verb}", extra=extra, packages=", ".join(missing))
+    Problems(missing_extra("indictune", verb, extra, *packages)).raise_any()
 
 
 def shipped(folder: str, pattern: str) -> dict[str, Path]:
