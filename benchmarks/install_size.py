@@ -9,12 +9,12 @@ that pip finds. What an environment without any package has is not counted. Some
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import tempfile
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
         asked = f"{wheel}{name.removeprefix('indictune')}"
         words = ["install", "--no-cache-dir", "--constraint", str(ROOT / "constraints.txt"), asked]
         subprocess.run([*pip, *words], env={**os.environ, "DS_BUILD_OPS": "0"}, check=True)
-        listed = subprocess.run([*pip, "list", "--format", "json"], capture_output=True, text=True, check=True)
-        versions = {each["name"]: each["version"] for each in json.loads(listed.stdout)}
+        versions = {each.name: each.version for each in distributions(path=[str(site)])}
         total = size_of(folder / "venv") - empty
         facts = {"bytes": total, "packages": len(versions.keys() - {"pip", "setuptools"}), "torch": versions["torch"]}
         found.append({"install": name, **facts, "largest": largest(site)})
