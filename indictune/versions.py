@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from importlib.util import find_spec
 from pathlib import Path
 
-from indictune.errors import Problem, Problems, problem
+from indictune.errors import Problems, missing_extra
 from indictune.upstream import versions_of
 
 __version__ = "0.1.0"
@@ -31,12 +30,6 @@ def code_digest() -> str:
         if name.parts[0] != "shipped":  # links in a checkout, files in a wheel
             digest.update(f"{name}\0".encode() + files[name].read_bytes())
     return digest.hexdigest()
-
-
-def missing_extra(flag: str, value: object, extra: str, *packages: str) -> list[Problem]:
-    """The problem of a value whose extra is not installed; none if all its packages are."""
-    missing = [name for name in packages if find_spec(name) is None]
-    return [problem("extra-missing", flag, value, extra=extra, packages=", ".join(missing))] if missing else []
 
 
 def check_extra(verb: str, extra: str, *packages: str) -> None:

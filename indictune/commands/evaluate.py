@@ -13,9 +13,8 @@ from indictune.commands import until_stopped
 from indictune.config.command_line import with_flag
 from indictune.config.shared_arguments import EvaluationArguments, flag
 from indictune.console_text import printable, table
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import Problems, UserError, missing_extra, problem
 from indictune.files import write_json
-from indictune.versions import missing_extra
 
 if TYPE_CHECKING:
     from indictune.config.recipe import Recipe

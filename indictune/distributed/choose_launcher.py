@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 
 from indictune.config.command_line import load_recipe
-from indictune.errors import Problems, UserError, problem
-from indictune.versions import FOLDER, as_seen_from_here, missing_extra, strategies
+from indictune.errors import Problems, UserError, missing_extra, problem
+from indictune.versions import FOLDER, as_seen_from_here, strategies
 
 _OLD_KEYS = ("fp16", "dynamo_backend")  # which accelerate (1.15) rewrites
 

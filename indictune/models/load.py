@@ -27,13 +27,12 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.text.cleaning import write_devanagari
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, missing_extra
 from indictune.files import BASELINE_TYPE, json_or_nothing
 from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
 from indictune.models.own_code import with_own_code
 from indictune.upstream import commit_of, note_commit, without_progress_bar
-from indictune.versions import missing_extra
 
 logger = logging.getLogger(__name__)
 

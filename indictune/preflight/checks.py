@@ -18,7 +18,7 @@ from indictune.distributed import elastic
 from indictune.distributed.devices import missing_gpu, slow_bf16, where_it_runs
 from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy import check_strategy, check_weights
-from indictune.errors import Problem, Problems, UserError, problem, problems_of
+from indictune.errors import Problem, Problems, UserError, missing_extra, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, stored_quantisation
@@ -26,7 +26,6 @@ from indictune.models.task_models import check_learned_vocabulary, dropout_of
 from indictune.models.trusted_files import are_pickled
 from indictune.preflight import values
 from indictune.tasks.protocol import Data, Rows, Task, Training
-from indictune.versions import missing_extra
 
 logger = logging.getLogger(__name__)
 

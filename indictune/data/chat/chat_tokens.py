@@ -18,8 +18,7 @@ from indictune.data.cache import smaller_batches
 from indictune.data.chat.messages import Message, RowError
 from indictune.data.chat.written_chats import ChatWriter, Span, Written, apply_template, marks_answers, stand_in
 from indictune.data.collation import IGNORED_LABEL
-from indictune.errors import Problems, UserError, problem
-from indictune.versions import missing_extra
+from indictune.errors import Problems, UserError, missing_extra, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
