@@ -125,10 +125,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[train]'
 	touch $@
 
-# What the demos do without: servers, exports, tests.
+# What the demos do without: exports, sweeps, tests.
 $(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

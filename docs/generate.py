@@ -2,7 +2,7 @@
 
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
 the plans of typical runs. The headers of recipes get the memory that they need, and docs/published.md is made of some.
-docs/models.md and docs/datasets.md are made of what tests found.
+docs/models.md and docs/datasets.md are made of what tests found, and docs/quickstart.md has the measured installs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from docs import (
     dataset_layouts,
     house_map,
+    install_sizes,
     method_matrix,
     models_table,
     plan_tables,
@@ -263,6 +264,7 @@ def main() -> None:
     method_matrix.PAGE.write_text(method_matrix.page_with_tables(), encoding="utf-8")
     text = plan_tables.PAGE.read_text(encoding="utf-8")
     plan_tables.PAGE.write_text(plan_tables.with_plans(text), encoding="utf-8")
+    install_sizes.PAGE.write_text(install_sizes.page_with_sizes(), encoding="utf-8")
     recipe_memory.write_headers()
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -79,6 +80,12 @@ class Problem:
 def problem(code: str, flag: str = "", value: Any = None, way_out: str | None = None, **details: Any) -> Problem:
     """A problem, its details given by name."""
     return Problem(code, flag, value, way_out, details)
+
+
+def missing_extra(flag: str, value: object, extra: str, *packages: str) -> list[Problem]:
+    """The problem of a value whose extra is not installed; none if all its packages are."""
+    missing = [name for name in packages if find_spec(name) is None]
+    return [problem("extra-missing", flag, value, extra=extra, packages=", ".join(missing))] if missing else []
 
 
 class UserError(Exception):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from importlib.util import find_spec
 from pathlib import Path
 
-from indictune.errors import UserError
+from indictune.errors import Problems, missing_extra
 from indictune.upstream import versions_of
 
 __version__ = "0.1.0"
@@ -35,9 +34,7 @@ def code_digest() -> str:
 
 def check_extra(verb: str, extra: str, *packages: str) -> None:
     """Refuse a verb whose extra is not installed."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise UserError("extra-missing", f"indictune {verb}", extra=extra, packages=", ".join(missing))
+    Problems(missing_extra("indictune", verb, extra, *packages)).raise_any()
 
 
 def shipped(folder: str, pattern: str) -> dict[str, Path]:

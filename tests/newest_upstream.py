@@ -1,4 +1,4 @@
-"""The packages that `make test-upstream` installs: those of pyproject.toml, without their upper bounds.
+"""The packages that `make test-upstream` installs: all of a training, without upper bounds.
 
 python -m tests.newest_upstream             # prints them, one a line, as pip reads them
 python -m tests.newest_upstream --versions  # prints what is installed of those that training stands on
@@ -23,7 +23,9 @@ def newest() -> list[str]:
     """The requirements of a run and of its tests, with lower bounds alone."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     found = [Requirement(each) for each in project["dependencies"]]
-    found += [each for each in map(Requirement, project["optional-dependencies"]["dev"]) if each.name in TEST_TOOLS]
+    extras = project["optional-dependencies"]
+    found += map(Requirement, extras["train"])
+    found += [each for each in map(Requirement, extras["dev"]) if each.name in TEST_TOOLS]
     for each in found:
         each.specifier = SpecifierSet(",".join(str(bound) for bound in each.specifier if bound.operator == ">="))
     return [str(each) for each in found]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from docs import demo_output, house_map, plan_tables, strategy_files
+from docs import demo_output, house_map, install_sizes, plan_tables, strategy_files
 from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.cli import main
 from indictune.commands.train import read_asked
@@ -297,6 +297,11 @@ def test_a_plan_on_the_page_of_strategies_is_fresh(name: str) -> None:
         each for each in plan_tables.SECTION.finditer(plan_tables.PAGE.read_text("utf-8")) if each["name"] == name
     )
     assert found[0] == found[1] + plan_tables.answer(name, found["words"]), "stale: type `python -m docs.generate`"
+
+
+def test_the_sizes_of_installs_are_those_of_the_last_measurement() -> None:
+    page = install_sizes.PAGE.read_text(encoding="utf-8")
+    assert page == install_sizes.page_with_sizes(), "stale: type `python -m docs.generate`"
 
 
 def test_the_flags_of_help_are_fresh() -> None:

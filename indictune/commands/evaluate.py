@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from collections.abc import Collection, Mapping
@@ -14,7 +13,7 @@ from indictune.commands import until_stopped
 from indictune.config.command_line import with_flag
 from indictune.config.shared_arguments import EvaluationArguments, flag
 from indictune.console_text import printable, table
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import Problems, UserError, missing_extra, problem
 from indictune.files import write_json
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ def run_evaluate(flags: Mapping[str, list[str]]) -> int:
 
 def score_public_tasks(recipe: Recipe) -> int:
     """Write `lm_eval.json` and print its table; returns the exit code."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("extra-missing", _FLAG, extra="lm-eval", packages="lm-eval")
+    Problems(missing_extra(_FLAG, " ".join(recipe.values.get("lm_eval_tasks", ())), "lm-eval", "lm_eval")).raise_any()
     _refuse_others(recipe, _FLAG, (*_TAKEN, *(name for name in recipe.values if name.startswith("lm_eval_"))))
     args = recipe.build(EvaluateFlags)
     folder = Path(args.output_dir or Path(args.model, "evaluation", "lm_eval"))

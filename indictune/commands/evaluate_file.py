@@ -98,7 +98,7 @@ def _check_of_this_file(folder: Path, test_file: str) -> None:
 def _evaluate(task: Task[Any, Any, Any], in_memory: Model | None, run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
     plan, found = make_evaluation_plan(run.recipe, os.environ, task)
-    problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    problems, asked, config = Problems(found + preflight_of_evaluation(plan, task)), plan.data, plan.model_config
     problems.extend([*check_long_texts(asked, task), *check_samples(asked, task)])
     tokenizer = None
     if config is not None:

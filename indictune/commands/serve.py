@@ -10,7 +10,6 @@ from pathlib import Path
 from indictune.config.recipe import read_arguments
 from indictune.config.shared_arguments import ClassifierArguments, FinishedModelArguments, RequestLimits, flag
 from indictune.errors import Problem, Problems, UserError, problem
-from indictune.versions import check_extra
 
 _PORTS = 65_535
 _KEY_CHARACTERS = 16
@@ -58,7 +57,6 @@ class ServeFlags(RequestLimits, ShownModelArguments, ClassifierArguments):
 def run_serve(flags: Mapping[str, list[str]]) -> int:
     """Serve until a signal ends it."""
     args = read_arguments(flags, ServeFlags, "model")
-    check_extra("serve", "serve", "fastapi", "fastapi_offline", "prometheus_client", "uvicorn")
 
     from indictune.prediction.served_classifier import Classifier, served_model
     from indictune.serving.app import create_app

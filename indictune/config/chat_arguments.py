@@ -1,11 +1,8 @@
-"""What a run of a LLaMA model is. A separate file, so that the run of a classifier does not import TRL."""
+"""What a run of a LLaMA model is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
-from trl.trainer.sft_config import SFTConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
 from indictune.config.shared_arguments import Checked, flag
@@ -54,8 +51,8 @@ class ChatDataArguments(ChatArguments, SourceArguments):
 
 
 @dataclass
-class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
-    """TRL's `SFTConfig` with other defaults, without the fields that prepare rows: it gets tokens and labels."""
+class LlamaTrainingArguments(IndicTrainingArguments):
+    """How a language model is trained, with the defaults of TRL's `SFTConfig`."""
 
     learning_rate: float = flag(2e-5, "Peak learning rate. Default with --method lora or qlora: 2e-4.")
     gradient_checkpointing: bool = flag(
@@ -63,26 +60,9 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
     )
     bf16: bool | None = flag(None, "Compute in bf16. Default: yes, unless --fp16 is given.")  # type: ignore[assignment]
     activation_offloading: bool = flag(False, "Keep activations in CPU memory until the backward pass.")
-
-    # Not flags: rows and models are complete before TRL gets them.
-    model_init_kwargs: None = field(init=False, default=None)
-    trust_remote_code: bool = field(init=False, default=False)
-    router_aux_loss_coef: float = field(init=False, default=0.0)  # it depends on how a batch is split
-    chat_template_path: None = field(init=False, default=None)
-    dataset_text_field: str = field(init=False, default="text")
-    dataset_kwargs: dict[str, Any] | None = field(init=False, default_factory=lambda: {"skip_prepare_dataset": True})
-    dataset_num_proc: None = field(init=False, default=None)
-    eos_token: None = field(init=False, default=None)
-    max_length: None = field(init=False, default=None)
-    truncation_mode: str = field(init=False, default="keep_start")
-    shuffle_dataset: bool = field(init=False, default=False)
-    packing: bool = field(init=False, default=False)
-    packing_strategy: str = field(init=False, default="bfd")
-    padding_free: bool = field(init=False, default=False)
-    pad_to_multiple_of: None = field(init=False, default=None)
-    eval_packing: None = field(init=False, default=None)
-    completion_only_loss: None = field(init=False, default=None)
-    assistant_only_loss: bool = field(init=False, default=False)
-    loss_type: str = field(init=False, default="nll")
-    pad_token: None = field(init=False, default=None)
     label_smoothing_factor: float = field(init=False, default=0.0)  # it would need all logits
+
+    def __post_init__(self) -> None:
+        if self.bf16 is None:
+            self.bf16 = not self.fp16
+        super().__post_init__()

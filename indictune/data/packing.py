@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,16 +96,20 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
 
 
 def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
-    """The indices of the rows in each pack. TRL packs tokens, so it gets the row's index once for each token."""
-    from datasets import Dataset  # slow to import, as trl
-    from trl.data_utils import pack_dataset
-
-    tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
-    packs = pack_dataset(tokens, max_length, strategy="bfd", map_kwargs={"batch_size": len(lengths)}).data
-    rows_of_packs = pc.list_value_length(packs["seq_lengths"]).to_numpy()
-    ends = np.cumsum(pc.list_flatten(packs["seq_lengths"]).to_numpy())
-    rows = pc.list_flatten(packs["row"]).to_numpy()[ends - 1]
-    return np.split(rows, np.cumsum(rows_of_packs)[:-1])
+    """The indices of the rows in each pack. TRL's `pack_dataset` (1.16) gives the same, and need not be installed."""
+    packs, free = list[list[int]](), list[tuple[int, int, int]]()  # places of a pack, when it got so many, the pack
+    for time, row in enumerate(np.argsort(-lengths, kind="stable").tolist()):
+        length = int(lengths[row])
+        at = bisect_left(free, (length,))
+        if at == len(free):
+            packs.append([])
+            places, pack = max_length, len(packs) - 1
+        else:
+            places, _, pack = free.pop(at)
+        packs[pack].append(row)
+        if places > length:
+            insort(free, (places - length, time, pack))
+    return [np.array(rows) for rows in packs]
 
 
 def packing_facts(packed: Dataset, max_length: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from indictune.config.command_line import load_recipe
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import Problems, UserError, missing_extra, problem
 from indictune.versions import FOLDER, as_seen_from_here, strategies
 
 _OLD_KEYS = ("fp16", "dynamo_backend")  # which accelerate (1.15) rewrites
@@ -126,9 +126,11 @@ class Launcher:
         return words
 
     def command(self, script: Path, flags: Sequence[str]) -> list[str]:
-        """The command that starts the run."""
+        """The command that starts the run. A `UserError` if accelerate lacks DeepSpeed for it."""
         if self.is_one_process:
             return [sys.executable, str(script), *flags]
+        if content_of(self.config_file).get("distributed_type") == "DEEPSPEED":
+            Problems(missing_extra("--strategy", self.config_file.stem, "train", "deepspeed")).raise_any()
         launch = [sys.executable, "-m", "indictune.distributed.choose_launcher"]
         return [*launch, *self.options(), str(script), *flags]
 

@@ -99,6 +99,7 @@ def _lines_of_machine(subject: Subject, visible_gpus: int) -> list[Outcome]:
         else:
             found.append(Outcome(run_files.OUTPUT_CHECK, "ok", "none given"))
         found += [
+            machine.extras_line(),
             machine.shared_memory_line(),
             machine.build_line(plan.launch),
             machine.four_bit_line(device, subject.is_quantised),

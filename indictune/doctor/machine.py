@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ _MORE_SHARED_MEMORY = "docker run --shm-size 8g, or --ipc=host. Without it: --da
 
 def package_lines(environ: Mapping[str, str], gpus: int, processes: int) -> list[Outcome]:
     """What is wrong with the packages of this process, which sees some GPUs, or one line that is ok."""
-    found = [line for each in requirements() if (line := _line_of(each))]
+    installed = [each for each in requirements("train") if versions_of([each.name])]
+    found = [line for each in dict.fromkeys(requirements() + installed) if (line := _line_of(each))]
     for fault in known_faults():
         asked = (not fault.get("gpu") or gpus > 0) and (not fault.get("several") or processes > 1)
         if asked and _matches(fault, environ):
@@ -54,8 +56,8 @@ def package_lines(environ: Mapping[str, str], gpus: int, processes: int) -> list
     return found or [ok]
 
 
-def requirements() -> list[Requirement]:
-    """The packages that indictune needs on this platform, with their versions.
+def requirements(extra: str = "") -> list[Requirement]:
+    """The packages that indictune needs on this platform, those of an extra included, with their versions.
 
     From its metadata; a checkout that is not installed has them in `pyproject.toml`.
     """
@@ -63,9 +65,18 @@ def requirements() -> list[Requirement]:
         lines = requires("indictune") or []
     except PackageNotFoundError:
         root = Path(str(resources.files("indictune"))).parent
-        lines = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lines = project["dependencies"] + project["optional-dependencies"].get(extra, [])
     found = map(Requirement, lines)
-    return [each for each in found if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return [each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})]
+
+
+def extras_line() -> Outcome:
+    """The extras of `indictune[all]` that are not installed. A run that needs one is refused, so nothing is wrong."""
+    of_all = sorted(name for each in requirements("all") if each.name == "indictune" for name in each.extras)
+    missing = {name: [each.name for each in requirements(name) if not versions_of([each.name])] for name in of_all}
+    shown = [f"{name} ({', '.join(packages)})" for name, packages in missing.items() if packages]
+    return Outcome("extras", "ok", f"not installed: {', '.join(shown)}" if shown else "all are installed")
 
 
 @cache
@@ -127,6 +138,8 @@ def _missing_for_build(compiler: str) -> dict[str, str]:
 def four_bit_line(device: torch.device, is_needed: bool) -> Outcome:
     """Whether the error of the round trip is the known one. If the run does not quantise, a fault is a warning."""
     bad: Status = "fail" if is_needed else "warn"
+    if not is_needed and find_spec("bitsandbytes") is None:
+        return Outcome(_FOUR_BIT, "ok", "not installed; only --method qlora and 8-bit optimizers need it")
     try:
         error = round_trip_error(device)
     except Exception as refusal:  # a missing library or symbol, or a build for another CUDA

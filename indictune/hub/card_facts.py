@@ -40,7 +40,11 @@ NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpo
 NOT_OF_THE_TRAINING += ["report", "report_to"]
 _NAMES = ("model_name_or_path", "dataset_name", "metrics")  # which may be names on the Hub
 
-_TASKS = {"token-classification": "tokens", "text-generation": "chat", "fill-mask": "mlm"}  # `task_of` imports TRL
+_TASKS = {
+    "token-classification": "tokens",
+    "text-generation": "chat",
+    "fill-mask": "mlm",
+}  # `task_of` is slow
 _LABELLING = {"ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification"}
 _TAGS = _LABELLING | {"ForMaskedLM": "fill-mask"}
 _TIMEOUT_S = 5.0  # for the licence of the base

@@ -27,7 +27,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.text.cleaning import write_devanagari
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError, missing_extra
 from indictune.files import BASELINE_TYPE, json_or_nothing
 from indictune.models import builtin, trusted_files
 from indictune.models.adapters import base_of, check_base, config_file, freeze_quantised, nf4_config
@@ -280,6 +280,7 @@ def read_weights(
     if args.method == "qlora" and not stored:
         quantisation = nf4_config()
     is_quantised = quantisation is not None or bool(stored)
+    Problems(missing_extra(flag, args.model_name_or_path, "train", "bitsandbytes") if is_quantised else []).raise_any()
     trusted_files.check_weights_setting(config, flag)
     is_pickled = trusted_files.are_pickled(args, flag)
     with trusted_files.explained(args, *trusted_files.BROKEN, flag=flag), without_progress_bar():

@@ -18,7 +18,7 @@ from indictune.distributed import elastic
 from indictune.distributed.devices import missing_gpu, slow_bf16, where_it_runs
 from indictune.distributed.pipeline.layout import check_pipeline
 from indictune.distributed.strategy import check_strategy, check_weights
-from indictune.errors import Problem, Problems, UserError, problem, problems_of
+from indictune.errors import Problem, Problems, UserError, missing_extra, problem, problems_of
 from indictune.files import AUTO
 from indictune.models.adapters import check_published_base
 from indictune.models.load import check_max_length, stored_quantisation
@@ -174,6 +174,20 @@ def check_launch(plan: AnyPlan) -> list[Problem]:
     return [each for check in checks for each in check(plan)]
 
 
+def check_packages(plan: AnyPlan, task: Task[Any, Any, Any], trains: bool = True) -> list[Problem]:
+    """Refuse what needs the extra `train`. One process evaluates a model without what trains its task."""
+    launch, model, needed = plan.launch, plan.model, list[tuple[str, object, str]]()
+    if trains or launch.world_size > 1:
+        needed += [("task", task.name, package) for package in task.packages]
+    if launch.deepspeed is not None:
+        needed.append(("--deepspeed", launch.deepspeed_source or launch.strategy, "deepspeed"))
+    if model.method == "qlora":
+        needed.append(("--method", "qlora", "bitsandbytes"))
+    elif plan.model_config is not None and stored_quantisation(plan.model_config):
+        needed.append(("--model_name_or_path" if trains else "--model", model.model_name_or_path, "bitsandbytes"))
+    return [each for flag, value, package in needed for each in missing_extra(flag, value, "train", package)]
+
+
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the model's weights, and its configuration, which the plan has, against method, strategy and lengths."""
     config, found = plan.known_config, problems_of(are_pickled, plan.model)
@@ -188,7 +202,7 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + ((check_processes, check_strategy, check_launch) if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *values.check_metric(plan, task)]
-    found += [*values.check_long_texts(plan.data, task), *check_do_predict(plan)]
+    found += [*values.check_long_texts(plan.data, task), *check_do_predict(plan), *check_packages(plan, task)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
@@ -206,11 +220,12 @@ def check_do_predict(plan: AnyPlan) -> list[Problem]:
     return [problem("needs-test-rows", "--do_predict", asked)] if lacks_rows else []
 
 
-def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
+def preflight_of_evaluation(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
     checks += (check_processes, check_launch) if plan.launch.is_known else ()
-    return list(dict.fromkeys(each for check in checks for each in check(plan)))
+    found = [each for check in checks for each in check(plan)]
+    return list(dict.fromkeys([*found, *check_packages(plan, task, trains=False)]))
 
 
 def dropout_note(plan: AnyPlan) -> str:

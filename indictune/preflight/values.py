@@ -19,7 +19,8 @@ from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.shared_arguments import AUTO, EvaluationArguments, check_ranges
 from indictune.data.languages import scripts_of
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.distributed.upstream import bitsandbytes_optimizers
+from indictune.errors import Problem, Problems, UserError, missing_extra, problem
 from indictune.evaluation.breakdown import RATIOS, WRITTEN, near_names, score_names
 from indictune.preflight.derive import has_score
 from indictune.tasks.protocol import Task, Tokens, row_facts
@@ -140,6 +141,8 @@ def check_optimizer(plan: AnyPlan) -> list[Problem]:
 
 def _try_optimizer(plan: AnyPlan) -> list[Problem]:
     optim, settings_given = plan.training.optim, plan.training.optim_args
+    if (missing := missing_extra("--optim", optim, "train", "bitsandbytes")) and optim in bitsandbytes_optimizers():
+        return missing
     args: Any = SimpleNamespace(**vars(plan.training), parallel_mode=ParallelMode.NOT_PARALLEL)
     if args.optim_target_modules is not None:
         args.optim_target_modules = "all-linear"  # the named modules are not in this model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from indictune.data.chat.conversations import (
     load_conversations,
 )
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
-from indictune.data.collation import JoinRows, PadToLongest
+from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest
 from indictune.data.health.row_health import check_unknown
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -36,7 +37,7 @@ from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, blo
 from indictune.evaluation.scorers import answers
 from indictune.models import task_models
 from indictune.models.adapters import continues_texts
-from indictune.models.load import Model, load_tokenizer, positions_of
+from indictune.models.load import Model, load_tokenizer, positions_of, without_adapter
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.protocol import (
     Batch,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Plan = RunPlan[ChatDataArguments, Args]
+_SCORED_AT_ONCE = 1024  # tokens
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
 _TEXTS = "messages", joined_messages  # as of `origins_of`
 
@@ -76,6 +78,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
     """A model answers the last message of a conversation."""
 
     arguments = (LlamaModelArguments, ChatDataArguments, Args)
+    packages = ("trl",)
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
@@ -178,6 +181,10 @@ class Answers(Objective):
         self.dtype = dtype
         self.padded = padded
 
+    def prepare(self, model: nn.Module, padded: bool) -> None:
+        """Without TRL, whose trainer would prepare the model."""
+        score_labels(without_adapter(model))
+
     def collator(self, evaluating: bool) -> Collator:
         if not (self.padded or evaluating):
             return JoinRows()
@@ -203,6 +210,32 @@ class Answers(Objective):
         return {name: block[name] for name in self.METRICS if name != "num_tokens"}
 
 
+def score_labels(model: Any) -> None:
+    """Let a causal model give, without gradients, what TRL's `add_fused_lm_head` (1.16) lets it give with them.
+
+    The backbone reads a batch once. The model's own forward then makes logits of some tokens after others.
+    """
+    own, backbone = model.forward, model.base_model
+
+    def forward(*args: Any, labels: Any = None, fused_lm_head: bool = False, **inputs: Any) -> Any:
+        if not fused_lm_head:
+            return own(*args, labels=labels, **inputs)
+        read, read_batch = backbone(*args, **inputs, use_cache=False), backbone.forward
+        hidden, next_ids = read.last_hidden_state[:, :-1], labels[:, 1:]
+        mask = next_ids != IGNORED_LABEL
+        log_probs, is_top1 = torch.zeros_like(next_ids, dtype=torch.float32), torch.zeros_like(mask)
+        backbone.forward = lambda *_, **__: read
+        for places in (piece.unbind(1) for piece in mask.nonzero().split(_SCORED_AT_ONCE)):
+            read.last_hidden_state, right = hidden[places][None], next_ids[places]
+            logits = own(*args, **inputs, use_cache=False).logits[0].float()
+            log_probs[places] = logits.log_softmax(-1).gather(-1, right[:, None])[:, 0]
+            is_top1[places] = logits.argmax(-1) == right
+        backbone.forward = read_batch
+        return SimpleNamespace(log_probs=log_probs, is_top1=is_top1, label_mask=mask)
+
+    model.forward = forward
+
+
 def _answer_metrics(group: Group) -> dict[str, float]:
     """The tokens that count, loss (nats a token), its exponential and accuracy: NaN without a token."""
     count = group.counts["num_tokens"]
@@ -226,6 +259,7 @@ class CausalText(RawText[CausalTextArguments, Args]):
     """A model continues texts, which are read as they are written."""
 
     arguments = (LlamaModelArguments, CausalTextArguments, Args)
+    packages = ("trl",)
     name = "clm"
     head = "ForCausalLM"
     kept_apart = task_models.PACKED_MODELS, task_models.PACKED_ATTENTION

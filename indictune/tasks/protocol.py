@@ -178,6 +178,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     lower_is_better: tuple[str, ...] = ("loss",)  # beginnings of metrics of which the lowest is the best
     takes_long_texts: bool = False  # whether `--long_text` has a meaning
     fits_max_length: bool = False  # whether `--max_length auto` has one
+    packages: tuple[str, ...] = ()  # of the extra `train` that its trainer needs
     writes_answers: bool = False  # whether `--num_sample_generations` has a meaning
     name: str  # as `indictune prepare --task` takes it
     scores: tuple[str, ...]  # metrics that can compare checkpoints, the default first

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune import upstream
@@ -20,6 +21,21 @@ from indictune.tasks.protocol import Objective
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
+# Where TRL's own defaults (1.16) would prepare rows, or let the loss depend on how a batch is split.
+_NOT_OF_TRL: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}, "router_aux_loss_coef": 0.0}
+_NOT_OF_TRL |= {"max_length": None, "pad_to_multiple_of": None}
+
+
+class TrlArguments(LlamaTrainingArguments, SFTConfig):
+    """Arguments that TRL takes for its own. What `SFTConfig` adds is no field, and stays out of `recipe.yaml`."""
+
+
+def for_trl(args: LlamaTrainingArguments) -> TrlArguments:
+    """Completed arguments for TRL, which gets rows and models that are complete."""
+    made = object.__new__(TrlArguments)
+    vars(made).update(vars(args) | _NOT_OF_TRL)
+    return made
+
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
     """Trains a causal language model, or an adapter on one, to give answers, or to continue raw text.
@@ -28,7 +44,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
     measured, by default the answers. Packed training rows have a column `seq_lengths` too, and are never padded.
     """
 
-    args: LlamaTrainingArguments
+    args: TrlArguments
 
     def __init__(
         self,
@@ -46,6 +62,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
+        args = for_trl(args)
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, context, data_collator=collator)
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -259,8 +260,8 @@ def make_trainer(
     padded: bool,
     context: RunContext,
 ) -> ExactTrainer:
-    """The trainer of an objective: TRL's for one without a loss, which asks for training rows to evaluate too."""
-    if objective.loss is not None:
+    """The trainer of an objective: for one without a loss TRL's, which evaluations do without if it is missing."""
+    if objective.loss is not None or find_spec("trl") is None:
         return IndicTrainer(model, args, train_dataset, eval_dataset, tokenizer, objective, padded, context)
     from indictune.training.chat_trainer import LlamaTrainer  # imports TRL
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -210,13 +209,3 @@ def test_proxies_and_keys_are_checked_before_the_model_is_read(
     for name, code in (("keys", "api-key-short"), ("none", "unreadable")):
         flags = ("--port", "0", "--api_key_file", str(tmp_path / name))
         assert refusals(capsys, unfinished, *flags) == [code, "run-not-finished"]
-
-
-def test_a_missing_extra_is_named(
-    unfinished: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["serve", unfinished]) == 2
-    said = capsys.readouterr().err
-    assert "pip install 'indictune[serve]'" in said
-    assert said.endswith("[extra-missing]\n")

@@ -14,6 +14,7 @@ from indictune.config.arguments import IndicTrainingArguments, ModelArguments, S
 from indictune.config.chat_arguments import ChatArguments, ChatDataArguments, LlamaTrainingArguments
 from indictune.config.recipe import read_recipe, resolved
 from indictune.errors import Problem, UserError
+from indictune.training.chat_trainer import for_trl
 from tests.plans import codes
 
 RUN = (ModelArguments, ChatDataArguments, LlamaTrainingArguments)
@@ -70,13 +71,19 @@ class TestFlags:
         assert recipe.problems == []
         data = recipe.build(ChatDataArguments)
         assert (data.packing, data.max_length, recipe.build(ModelArguments).trust_remote_code) == (True, 99, True)
-        args = recipe.build(LlamaTrainingArguments, output_dir="out", use_cpu=True, bf16=False)
+        args = for_trl(recipe.build(LlamaTrainingArguments, output_dir="out", use_cpu=True, bf16=False))
         assert (args.packing, args.max_length, args.trust_remote_code) == (False, None, False)
 
     def test_trl_gets_rows_that_are_prepared(self, tmp_path: Path) -> None:
-        args = LlamaTrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+        ours = LlamaTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+        args = for_trl(ours)
+        assert isinstance(args, SFTConfig)
         assert args.dataset_kwargs == {"skip_prepare_dataset": True}
         assert (args.loss_type, args.label_smoothing_factor, args.shuffle_dataset) == ("nll", 0.0, False)
+        assert (args.max_length, args.pad_to_multiple_of, args.router_aux_loss_coef) == (None, None, 0.0)
+        off = ("packing", "padding_free", "assistant_only_loss", "trust_remote_code", "eval_packing")
+        assert not any(getattr(args, name) for name in (*off, "completion_only_loss", "model_init_kwargs"))
+        assert (args.bf16, resolved(args)) == (True, resolved(ours))
 
     def test_a_run_written_down_reads_back(self, tmp_path: Path) -> None:
         argv = [

@@ -22,6 +22,7 @@ from indictune.config.plan import Axes, Launch
 from indictune.distributed.tensor import check_split
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight_of_evaluation
+from indictune.tasks.classification import Classification
 from tests.plans import codes, plan_of
 
 
@@ -67,7 +68,8 @@ def test_others_are_refused_with_the_sizes_that_divide(
 def test_so_does_an_evaluation() -> None:
     launch = Launch("tp", 5, 5, axes=Axes(tensor=5))
     plan = replace(plan_of(launch=launch), model_config=BertConfig())
-    assert codes(preflight_of_evaluation(plan)) == [("tensor-does-not-divide", "--model_name_or_path")]
+    found = codes(preflight_of_evaluation(plan, Classification()))
+    assert found == [("tensor-does-not-divide", "--model_name_or_path")]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from indictune.config.plan import Launch
 from indictune.doctor import machine, rank_checks, run_files
+from indictune.doctor.check_lines import Outcome
 from indictune.doctor.machine import shared_memory_line
 from indictune.doctor.roll_call import why_silent
 from indictune.doctor.run_files import row_digests, row_line
@@ -43,12 +45,31 @@ def test_a_stale_package_is_named_with_the_version_to_install(tmp_path: Path, mo
 
 
 def test_the_versions_are_those_of_pyproject() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    assert (
-        {"torch", "trl"}
-        <= {each.name for each in machine.requirements()}
-        <= {word.partition(";")[0].partition(">")[0] for word in declared}
-    )
+    """A light install lacks nothing, and is told which extras it lacks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {each.name for each in machine.requirements()}
+    assert names <= {Requirement(each).name for each in project["dependencies"]}
+    more = {each.name for each in machine.requirements("train")} - names
+    assert more == {"bitsandbytes", "deepspeed", "ninja", "trl"}
+    mission = {
+        "accelerate",
+        "bitsandbytes",
+        "datasets",
+        "deepspeed",
+        "evaluate",
+        "peft",
+        "torch",
+        "transformers",
+        "trl",
+    }
+    assert mission <= names | more
+
+
+def test_missing_extras_are_listed_and_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "versions_of", lambda names: {name: "1" for name in names if name != "trl"})
+    assert machine.extras_line() == Outcome("extras", "ok", "not installed: train (trl)")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    assert machine.four_bit_line(torch.device("cpu"), is_needed=False).status == "ok"
 
 
 def test_each_known_fault_is_found_in_its_environment_alone() -> None:

@@ -18,7 +18,7 @@ from indictune.data.cache import smaller_batches
 from indictune.data.chat.messages import Message, RowError
 from indictune.data.chat.written_chats import ChatWriter, Span, Written, apply_template, marks_answers, stand_in
 from indictune.data.collation import IGNORED_LABEL
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import Problems, UserError, missing_extra, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
@@ -66,6 +66,7 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
         raise UserError("chat-template-missing", "--chat_template", name=tokenizer.name_or_path) from error
     if train_on_prompts or marks_answers(own):
         return own
+    Problems(missing_extra("--chat_template", f"of {tokenizer.name_or_path}", "train", "trl")).raise_any()
     from trl.chat_template_utils import get_training_chat_template
 
     try:
