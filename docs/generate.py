@@ -26,6 +26,7 @@ from docs import (
     plan_tables,
     published,
     recipe_memory,
+    scale_tables,
     strategy_files,
 )
 from indictune.commands import VERBS
@@ -265,6 +266,7 @@ def main() -> None:
     text = plan_tables.PAGE.read_text(encoding="utf-8")
     plan_tables.PAGE.write_text(plan_tables.with_plans(text), encoding="utf-8")
     install_sizes.PAGE.write_text(install_sizes.page_with_sizes(), encoding="utf-8")
+    scale_tables.PAGE.write_text(scale_tables.page_with_tables(), encoding="utf-8")
     recipe_memory.write_headers()
 
 

@@ -32,7 +32,7 @@ Windows = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True)
-class Part:
+class InputPart:
     """Rows that one process labels at a time.
 
     Attributes:
@@ -57,13 +57,13 @@ class Part:
         return f"part-{self.number:05d}-{Path(self.file).name.split('.')[0]}{of_rows}"
 
     @staticmethod
-    def of_json(content: dict[str, Any]) -> Part:
+    def of_json(content: dict[str, Any]) -> InputPart:
         """A part as `dataclasses.asdict` gave it, and json kept it."""
         pairs = {name: tuple(content[name]) for name in ("rows", "place") if content[name] is not None}
-        return Part(**{**content, **pairs})
+        return InputPart(**{**content, **pairs})
 
 
-def counted_parts(file: TextFile, bad: BadRows) -> list[Part]:
+def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
     """The parts of a local file, which is read to its end, so that it is refused before the weights are read."""
     lines, crcs, rows = list[int](), list[int](), 0
     for window in file.numbered_windows(bad):
@@ -79,7 +79,7 @@ def counted_parts(file: TextFile, bad: BadRows) -> list[Part]:
         end = min(rows, (start + windows) * WINDOW_ROWS)
         place = places[number] if places else None
         crc = _crc_of_all(crcs[start : start + windows])
-        parts.append(Part(number, file.path, (start * WINDOW_ROWS, end), place, head, crc))
+        parts.append(InputPart(number, file.path, (start * WINDOW_ROWS, end), place, head, crc))
     return parts
 
 
@@ -102,18 +102,18 @@ def _places(path: str, lines: Sequence[int]) -> tuple[list[tuple[int, int]], int
     return list(zip(starts, [*starts[1:], at], strict=True)), starts[0] if starts else 0
 
 
-def parts_of_files(files: Sequence[str], keeps_damaged: bool) -> list[Part]:
+def parts_of_files(files: Sequence[str], keeps_damaged: bool) -> list[InputPart]:
     """Parts of many files, of which only the ends of parquet files are read.
 
     Raises `UserError` for damaged ones, or keeps each as one part, of which the reason comes when it is read.
     """
-    parts, problems = list[Part](), Problems()
+    parts, problems = list[InputPart](), Problems()
     for file in files:
         places: list[tuple[int, int] | None] = [None]
         if file.lower().endswith(".parquet"):
             with problems.collecting(), arrow_errors(file), stored_file(file).opened() as source:
                 places = list(_groups_of_rows(pq.read_metadata(source)))
-        parts += [Part(len(parts) + number, file, place, place) for number, place in enumerate(places)]
+        parts += [InputPart(len(parts) + number, file, place, place) for number, place in enumerate(places)]
     if not keeps_damaged:
         problems.raise_any()
     return parts
@@ -129,14 +129,14 @@ def _groups_of_rows(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
 
 
 def read_parts(
-    parts: Iterable[Part], file: TextFile, bad_of: Callable[[Part], BadRows]
-) -> Iterator[tuple[Part, Windows]]:
+    parts: Iterable[InputPart], file: TextFile, bad_of: Callable[[InputPart], BadRows]
+) -> Iterator[tuple[InputPart, Windows]]:
     """The rows of each part, in windows; those of a part must be taken before the next part's.
 
     `file` says which columns are read. `bad_of` makes a collector of a part's bad rows. The windows raise `UserError`
     if a file cannot be read, or changed since its rows were counted.
     """
-    together = dict[str, list[Part]]()  # of files that can only be read as a whole
+    together = dict[str, list[InputPart]]()  # of files that can only be read as a whole
     for part in parts:
         if part.rows is not None and part.place is None:
             together.setdefault(part.file, []).append(part)
@@ -154,7 +154,7 @@ def read_parts(
             yield part, _checked(part, (next(whole) for _ in range(first, end)))
 
 
-def _windows(part: Part, file: TextFile, bad: BadRows) -> Windows:
+def _windows(part: InputPart, file: TextFile, bad: BadRows) -> Windows:
     with _local(part) as path:
         try:
             yield from replace(file, path=path).windows(bad)
@@ -163,7 +163,7 @@ def _windows(part: Part, file: TextFile, bad: BadRows) -> Windows:
             raise UserError(problems=Problems(named)) from error
 
 
-def _checked(part: Part, windows: Windows) -> Windows:
+def _checked(part: InputPart, windows: Windows) -> Windows:
     crcs = []
     for window in windows:
         crcs.append(_crc_of(window))
@@ -181,7 +181,7 @@ def _crc_of_all(crcs: Sequence[int]) -> int:
 
 
 @contextmanager
-def _local(part: Part) -> Iterator[str]:
+def _local(part: InputPart) -> Iterator[str]:
     """The path of a local file with the rows of a part: its own file, or a copy."""
     if part.place is None and not is_url(part.file):
         yield part.file

@@ -26,7 +26,7 @@ from indictune.data.cache import stored_batches
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.errors import Problems, UserError, attributed_to, problem
 from indictune.files import NO_ROOM, REFUSED, lock_if_possible
-from indictune.prediction.input_parts import Part, Windows, counted_parts, parts_of_files, read_parts
+from indictune.prediction.input_parts import InputPart, Windows, counted_parts, parts_of_files, read_parts
 from indictune.prediction.labelled_rows import TextFile
 from indictune.prediction.stores import Store, is_url, stored_file, whole
 from indictune.prediction.written_rows import writer_of
@@ -53,7 +53,7 @@ class InputFiles:
     file: TextFile
     versions: Mapping[str, str]
     bad: BadRows
-    counted: Sequence[Part] = ()
+    counted: Sequence[InputPart] = ()
 
     @classmethod
     def of(cls, file: TextFile, bad: BadRows, remarks: bool = True) -> InputFiles:
@@ -69,7 +69,7 @@ class InputFiles:
         """Of one file that was read; None for others."""
         return self.counted[-1].rows[1] if self.counted and self.counted[-1].rows else None
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[InputPart]:
         """All parts; raises `UserError` if a file is damaged."""
         return self.counted or parts_of_files(list(self.versions), self.bad.skips_damage)
 
@@ -94,8 +94,8 @@ class LabelledParts:
     """
 
     def __init__(self, output: str, job: Mapping[str, Any], flag: str = FLAG) -> None:
-        self.output, self.flag, self.parts = output, flag, list[Part]()
-        self.done, self.failed = set[int](), list[Part]()  # as far as this process knows
+        self.output, self.flag, self.parts = output, flag, list[InputPart]()
+        self.done, self.failed = set[int](), list[InputPart]()  # as far as this process knows
         self.is_folder = is_folder(output)
         hidden = Path(output).with_name(f".{Path(output).name}.unfinished")
         self.store = Store(output.rstrip("/") if self.is_folder else str(hidden), flag)
@@ -103,7 +103,7 @@ class LabelledParts:
         self._job = json.loads(json.dumps(job))
         self.look_s = _LOOK_IN_STORE_S if is_url(self.store.folder) else _LOOK_EVERY_S
 
-    def open(self, parts: Callable[[], Sequence[Part]]) -> None:
+    def open(self, parts: Callable[[], Sequence[InputPart]]) -> None:
         """In the first process: write the manifest, or go on with the parts of a killed command that was the same."""
         with self.writing():
             known = self._manifest()
@@ -130,13 +130,13 @@ class LabelledParts:
 
     def _try_failed_again(self, known: dict[str, Any]) -> None:
         """Forget that parts could not be read. Their files may have been mended."""
-        failed = [part for part in map(Part.of_json, known["parts"]) if part.name in known.get("failed", ())]
+        failed = [part for part in map(InputPart.of_json, known["parts"]) if part.name in known.get("failed", ())]
         for part in failed:
             self.store.remove(f"{part.name}{FAILED}")
             if part.file in self._job["files"]:
                 known["job"]["files"][part.file] = self._job["files"][part.file]
         if failed and known["job"] == self._job:
-            self.parts, self.done = list(map(Part.of_json, known["parts"])), set(known["done"])
+            self.parts, self.done = list(map(InputPart.of_json, known["parts"])), set(known["done"])
             self.note()
 
     def _manifest(self) -> Any:
@@ -162,37 +162,37 @@ class LabelledParts:
                 details: dict[str, Any] = {"folder": self.store.folder, "minutes": round(WAIT_FOR_RANK_0_S / 60)}
                 raise UserError("predict-without-rank-0", self.flag, self.output, **details)
             time.sleep(self.look_s)
-        self.parts = [Part.of_json(each) for each in known["parts"]]
+        self.parts = [InputPart.of_json(each) for each in known["parts"]]
         self.done = set(known.get("done", ()))
         return True
 
-    def is_done(self, part: Part) -> bool:
+    def is_done(self, part: InputPart) -> bool:
         """Whether a part is labelled."""
         if part.number not in self.done and self.store.exists(f"{part.name}{self._extension}"):
             self.done.add(part.number)
         return part.number in self.done
 
-    def is_settled(self, part: Part) -> bool:
+    def is_settled(self, part: InputPart) -> bool:
         """Whether a part is labelled, or was found to be unreadable."""
         if not self.is_done(part) and part not in self.failed and self.store.exists(f"{part.name}{FAILED}"):
             self.failed.append(part)
         return part.number in self.done or part in self.failed
 
-    def fail(self, part: Part, error: UserError) -> None:
+    def fail(self, part: InputPart, error: UserError) -> None:
         """Keep the reasons why a part cannot be read; the next command tries it again."""
         reasons = "; ".join(map(str, error.problems))
         content = json.dumps({"file": part.file, "reason": reasons}, ensure_ascii=False)
         self.store.write(f"{part.name}{FAILED}", lambda file: _fill(file, content.encode()))
         self.failed.append(part)
 
-    def put(self, part: Part, batches: Windows) -> None:
+    def put(self, part: InputPart, batches: Windows) -> None:
         """Keep a labelled part, whole or not at all; `batches` are made while it is written."""
         write = writer_of("labels.parquet") if self.is_folder else _write_arrow
         with self.writing():
             self.store.write(f"{part.name}{self._extension}", lambda file: write(file, batches))
         self.done.add(part.number)
 
-    def keep_rejected(self, part: Part, folder: Path) -> None:
+    def keep_rejected(self, part: InputPart, folder: Path) -> None:
         """Keep the rows of a part that were left out, if the folder has some."""
         if (rejected := folder / REJECTED).exists():
             content = rejected.read_bytes()
@@ -224,7 +224,7 @@ class LabelledParts:
             shutil.rmtree(self.store.folder, ignore_errors=True)
         problems.raise_any()
 
-    def _rows_of(self, part: Part) -> int:
+    def _rows_of(self, part: InputPart) -> int:
         if part.crc is not None and part.rows is not None:
             return part.rows[1] - part.rows[0]
         with stored_file(self.store.path(f"{part.name}{self._extension}"), self.flag).opened() as file:
@@ -289,20 +289,20 @@ def label_input(
 
 
 def labelled_one_by_one(
-    parts: Sequence[Part], source: InputFiles, labelled: LabelledParts, make: Make, asked: BadRowArguments | None
-) -> Iterator[Part]:
+    parts: Sequence[InputPart], source: InputFiles, labelled: LabelledParts, make: Make, asked: BadRowArguments | None
+) -> Iterator[InputPart]:
     """Label and keep parts that are not labelled. Yields each when it is kept."""
     with TemporaryDirectory() as folder:
         collectors = dict[int, BadRows]()
 
-        def bad_of(part: Part) -> BadRows:
+        def bad_of(part: InputPart) -> BadRows:
             if part.crc is not None or asked is None:  # its rows were checked before
                 return BadRows(part.file, source.bad.skips_damage)
             name = part.file if part.rows is None else f"{part.file}, rows from {part.rows[0]}"
             collectors[part.number] = bad_rows(name, asked, Path(folder))
             return collectors[part.number]
 
-        def rows_of(part: Part, windows: Windows) -> Windows:
+        def rows_of(part: InputPart, windows: Windows) -> Windows:
             rows = 0
             for window in windows:
                 rows += window.num_rows

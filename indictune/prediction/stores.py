@@ -107,15 +107,18 @@ class Store:
     def files(self, pattern: str) -> dict[str, str]:
         """The URLs of the files for a pattern, in a folder or of one file, sorted, and what changes with each."""
         try:
-            found = self._patiently(lambda: self._listed(self.disk._strip_protocol(pattern)))
+            found = self._patiently(lambda: self._listed(pattern))
         except FileNotFoundError:
             raise UserError("no-such-file", self.flag, pattern) from None
         about = {self.disk.unstrip_protocol(file): info for file, info in sorted(found.items())}
         kept = ("size", "ETag", "etag", "LastModified", "mtime", "md5", "blob_id")
         return {file: str([info.get(name) for name in kept]) for file, info in about.items()}
 
-    def _listed(self, path: str) -> dict[str, Any]:
+    def _listed(self, pattern: str) -> dict[str, Any]:
+        import fsspec
+
         self.disk.invalidate_cache()
+        path = fsspec.core.url_to_fs(pattern)[1]
         if any(sign in path for sign in "*?["):
             found = self.disk.glob(path, detail=True)
         elif (about := self.disk.info(path))["type"] == "file":

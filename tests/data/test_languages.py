@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
 import pytest
 
 from indictune.console_text import shown_language
-from indictune.data.languages import language_of, language_of_script, languages_of, scripts_of
+from indictune.data import languages
+from indictune.data.languages import (
+    language_of,
+    language_of_script,
+    languages_of,
+    languages_of_scripts,
+    scripts_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,30 @@ def test_texts_keep_their_order() -> None:
     texts = [english, "యే", "", "acchi film hai", english, "\U0001f602\U0001f602", "नहीं"]
     assert languages_of(texts) == ["en", "te", "und", "und-Latn", "en", "und", "hi"]
     assert languages_of([]) == []
+
+
+def test_texts_together_get_the_scripts_of_each_alone() -> None:
+    draw = random.Random(0)
+    letters = "aZéअाితமக്ഷবએਫୌكбλ漢\U00031350\U0001f602\ud83d१।॥\u200d 1@"
+    texts = ["".join(draw.choices(letters, k=draw.randint(0, 12))) for _ in range(3_000)]
+    assert languages_of_scripts(texts) == list(map(language_of_script, texts))
+    assert {*languages_of_scripts(texts)} >= {"hi", "te", "ta", "und", "und-Latn"}
+    assert languages_of_scripts([]) == []
+
+
+def test_a_word_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Counting:
+        def compute_language_confidence_in_parallel(self, words: list[str], _: object) -> list[float]:
+            asked.extend(words)
+            return [0.9 if word == "good" else 0.1 for word in words]
+
+    monkeypatch.setattr(languages, "_CONFIDENCE", {})
+    monkeypatch.setattr(languages, "_detector", Counting)
+    assert languages_of(["Good good film", "good bura bura bura", "film"]) == ["en", "und-Latn", "und-Latn"]
+    assert languages_of(["bura good"]) == ["en"]
+    assert sorted(asked) == ["bura", "film", "good"]
 
 
 def test_indic_rows_need_no_detector() -> None:

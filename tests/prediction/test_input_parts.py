@@ -17,7 +17,7 @@ import xlsxwriter
 from indictune.data.bad_rows import BadRows, Quarantine
 from indictune.data.columns import Wanted
 from indictune.prediction import input_parts, labelled_rows
-from indictune.prediction.input_parts import Part, counted_parts, parts_of_files, read_parts
+from indictune.prediction.input_parts import InputPart, counted_parts, parts_of_files, read_parts
 from indictune.prediction.labelled_rows import TextFile
 from tests.refusals import refused
 
@@ -69,7 +69,7 @@ FILES: dict[str, tuple[Callable[[], bytes], bool]] = {
 }
 
 
-def texts_of(parts: list[Part], file: TextFile) -> dict[int, list[str]]:
+def texts_of(parts: list[InputPart], file: TextFile) -> dict[int, list[str]]:
     read = read_parts(parts, file, lambda part: BadRows(part.file))
     return {part.number: [row for window in windows for row in window["text"].to_pylist()] for part, windows in read}
 
