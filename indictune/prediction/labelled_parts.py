@@ -56,11 +56,11 @@ class InputFiles:
     counted: Sequence[InputPart] = ()
 
     @classmethod
-    def of(cls, file: TextFile, bad: BadRows, remarks: bool = True) -> InputFiles:
+    def of(cls, file: TextFile, bad: BadRows) -> InputFiles:
         """A local file, read to its end, so that it is refused before the weights are read."""
         with attributed_to(file.flag):
             parts = counted_parts(file, bad)
-        for remark in bad.remarks if remarks else ():
+        for remark in bad.remarks:
             print(f"{file.flag} {remark}", file=sys.stderr)
         return cls(file, local_versions([file.path]), bad, parts)
 
@@ -121,7 +121,7 @@ class LabelledParts:
                 except Timeout:
                     folder = self.store.folder
                     raise UserError("predict-in-progress", self.flag, self.output, folder=folder) from None
-            if known is None or known["job"] != self._job:
+            if known is None or (not self.is_folder and known["job"] != self._job):
                 for path in () if self.is_folder else Path(self.store.folder).glob("*.*"):
                     path.unlink()
                 self.parts = list(parts())
@@ -129,14 +129,15 @@ class LabelledParts:
         self.wait_until_open()
 
     def _try_failed_again(self, known: dict[str, Any]) -> None:
-        """Forget that parts could not be read. Their files may have been mended."""
-        failed = [part for part in map(InputPart.of_json, known["parts"]) if part.name in known.get("failed", ())]
-        for part in failed:
-            self.store.remove(f"{part.name}{FAILED}")
-            if part.file in self._job["files"]:
-                known["job"]["files"][part.file] = self._job["files"][part.file]
-        if failed and known["job"] == self._job:
-            self.parts, self.done = list(map(InputPart.of_json, known["parts"])), set(known["done"])
+        """Forget that parts could not be read. A file that is one part may have been mended."""
+        parts, job = list(map(InputPart.of_json, known["parts"])), known["job"]
+        for part in parts if job.get("skips_damage") else ():
+            if part.number not in known["done"] and self.store.exists(f"{part.name}{FAILED}"):
+                self.store.remove(f"{part.name}{FAILED}")
+                if part.place is None and part.file in self._job["files"]:
+                    job["files"][part.file] = self._job["files"][part.file]
+        if job == self._job:
+            self.parts, self.done = parts, set(known["done"])
             self.note()
 
     def _manifest(self) -> Any:
@@ -238,12 +239,10 @@ class LabelledParts:
         except OSError as error:
             if error.errno not in NO_ROOM | REFUSED:
                 raise
-            kept = sum(map(self.is_done, self.parts))
+            kept, of = sum(map(self.is_done, self.parts)), len(self.parts)
             if not kept and not self.is_folder:
                 shutil.rmtree(self.store.folder, ignore_errors=True)
-            way_out = (
-                f"Make room, and repeat the command: it keeps {kept} of {len(self.parts)} parts." if kept else None
-            )
+            way_out = f"Make room, and repeat the command: it keeps {kept} of {of} parts." if kept else None
             raise UserError("output-not-written", self.flag, self.output, way_out, reason=error.strerror) from error
 
 
