@@ -33,6 +33,7 @@ from indictune.commands import VERBS
 from indictune.errors import catalogue, in_capitals
 from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.preferences import Preference
 from indictune.tasks.raw_text import MaskedText
 from indictune.tasks.tokens import TokenClassification
 
@@ -45,6 +46,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_llama.py": Chat.arguments,
     "scripts/train_mlm.py": MaskedText.arguments,
     "scripts/train_clm.py": CausalText.arguments,
+    "scripts/train_preferences.py": Preference.arguments,
 }
 COMMANDS: dict[str, type[Any]] = {
     verb: arguments
@@ -223,7 +225,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def flags_file() -> str:
     """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
-    tasks = (Classification, TokenClassification, Chat, MaskedText, CausalText)
+    tasks = (Classification, TokenClassification, Chat, MaskedText, CausalText, Preference)
     programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in tasks}
     programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
     entries: dict[tuple[str, ...], list[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
 from indictune.config.shared_arguments import Checked, flag
@@ -66,3 +67,31 @@ class LlamaTrainingArguments(IndicTrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.fp16
         super().__post_init__()
+
+
+@dataclass
+class PairArguments(ChatDataArguments):
+    """Which pairs of answers are trained on, and how they are read. The run records its task."""
+
+    task: Literal["dpo"] | None = flag(
+        "dpo", "Task of the recipe. A script of another task refuses it; `indictune train` picks the script by it."
+    )
+    train_on_prompts: bool = field(init=False, default=False)  # both answers have the same prompt
+    packing: bool = field(init=False, default=False)  # both conversations of a pair are joined
+
+
+@dataclass
+class PreferenceArguments(LlamaTrainingArguments):
+    """How a language model learns pairs of answers, with the defaults of TRL's `DPOConfig`."""
+
+    learning_rate: float = flag(1e-6, "Peak learning rate. Default with --method lora or qlora: 1e-5.")
+    preference_loss: Literal["sigmoid", "ipo", "hinge", "robust"] = flag(
+        "sigmoid",
+        "Loss of a pair: sigmoid (DPO), ipo, hinge, or robust, for pairs of which some are swapped.",
+    )
+    beta: float = flag(0.1, "How strongly the model is held to the model before training. Higher: closer to it.")
+    length_normalised: bool = flag(
+        False, "Divide the log-probability of an answer by its tokens, so that length is no reward. ipo always does."
+    )
+    flipped_share: float = flag(0.0, "With --preference_loss robust, the share of pairs that are swapped, below 0.5.")
+    sft_weight: float = flag(0.0, "Add this times the mean loss of the chosen answer's tokens to the loss of a pair.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
-_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids")
+_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids", "chosen_length")
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
@@ -36,7 +36,8 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
-            packed, `seq_lengths` too; of pairs, `token_type_ids`, if the model reads them.
+            packed, `seq_lengths` too; of pairs of texts, `token_type_ids`, if the model reads them; of
+            pairs of answers, `chosen_length`.
         batches: of a training, whose rows have the number of the `epoch` too.
     """
 
@@ -169,6 +170,39 @@ class JoinRows:
         counted_before = np.cumsum(counts) - counts
         numbers = counted_before - counted_before[starts] + 1
         return torch.from_numpy(numbers * counts + self.uncounted_token)[None]
+
+
+class PairRows:
+    """Collate both answers of each pair as two rows, the better one first, by a collator of rows."""
+
+    def __init__(self, collator: PadToLongest | JoinRows) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The batch of the collator, whose `labels` are named `answer_labels`.
+
+        Its own `labels`, int64 [pairs, 2], are `IGNORED_LABEL` and 1, or twice the former for a dummy: the Trainer
+        (5.23) counts pairs by them, with the first column or without. `row_numbers` is int64 [pairs].
+        """
+        batch = self.collator([side for row in rows for side in _sides(row)])
+        batch["answer_labels"] = batch.pop("labels")
+        numbers = torch.tensor([row["row"] for row in rows])
+        ignored = torch.full_like(numbers, IGNORED_LABEL)
+        return batch | {
+            "labels": torch.stack([ignored, ignored.where(numbers == NO_ROW, 1)], 1),
+            "row_numbers": numbers,
+        }
+
+
+def _sides(row: Row) -> tuple[Row, Row]:
+    """Both conversations of a pair; a dummy row is both."""
+    if row["row"] == NO_ROW:
+        return row, row
+    end = int(row["chosen_length"])
+    chosen, rejected = (
+        {name: row[name][part] for name in ("input_ids", "labels")} for part in (slice(end), slice(end, None))
+    )
+    return tuple(each | {"seq_lengths": np.array([len(each["input_ids"])])} for each in (chosen, rejected))  # type: ignore[return-value]
 
 
 def _windows(row: Row) -> list[np.ndarray]:

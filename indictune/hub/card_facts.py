@@ -165,7 +165,8 @@ class CardFacts:
     @property
     def command(self) -> str:
         """A command that trains such a model again, on files of the same names."""
-        task = "clm" if self.continues_texts else _TASKS.get(str(self.pipeline_tag), "classification")
+        named = self.settings.get("task")
+        task = named if named in ("clm", "dpo") else _TASKS.get(str(self.pipeline_tag), "classification")
         words = ["indictune", "train", task]
         strategy = self.metrics.get("strategy")
         if strategy in strategies():

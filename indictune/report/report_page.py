@@ -23,6 +23,7 @@ _MOST_MISTAKES = 30
 _ABOUT = {
     "answers": "The answers of each language with the largest loss.",
     "texts": "The texts of each language with the largest loss.",
+    "preferences": "The pairs of each language with the largest loss.",
     "regression": "The rows of each language whose number is furthest off.",
     "entities": "The sentences of each language with the most wrong tags.",
 }
@@ -126,6 +127,8 @@ def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
 def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
     """What is right, what the model says, and how wrong that is."""
     wrong = float(row["wrongness"])
+    if kind == "preferences":
+        return "", "", f"loss {wrong:.2f}"
     if kind in ("answers", "texts"):
         return "", "", f"{wrong:.2f} nats a token"
     right, predicted = row["label"], row["predicted"]

@@ -22,7 +22,6 @@ from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes
 from indictune.data.chat.conversations import (
-    Conversations,
     are_as_written,
     chat_sources,
     evaluated_file,
@@ -62,14 +61,14 @@ if TYPE_CHECKING:
 Plan = RunPlan[ChatDataArguments, Args]
 _SCORED_AT_ONCE = 1024  # tokens
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
-_TEXTS = "messages", joined_messages  # as of `origins_of`
+TEXTS = "messages", joined_messages  # as of `origins_of`
 
 
 @dataclass(frozen=True)
 class ChatRows:
     """The conversations of a run, and the tokenizer and template that write them out."""
 
-    splits: Splits[Conversations]
+    splits: Splits[Any]  # of `Conversations`
     tokenizer: Tokenizer
     template: str
 
@@ -82,8 +81,8 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
-    scores = (*ANSWER_SCORES, "perplexity", "worst_language_loss", *WRITTEN, f"{WORST}{WRITTEN[0]}")
-    lower_is_better = ("loss", "perplexity")
+    scores: tuple[str, ...] = (*ANSWER_SCORES, "perplexity", "worst_language_loss", *WRITTEN, f"{WORST}{WRITTEN[0]}")
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return task_models.load_causal_config(args)
@@ -118,8 +117,8 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         positions = positions_of(plan.model_config)
         chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         notes = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
-        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *_TEXTS)
-        return replace(tokens, scores=ANSWER_SCORES, samples=_samples(chats, plan.data, rows.template))
+        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *TEXTS)
+        return replace(tokens, scores=ANSWER_SCORES, samples=samples_of(chats, plan.data, rows.template))
 
     def compares(self, plan: Plan | EvaluationPlan) -> str | None:
         return "texts" if plan.data.num_sample_generations else None
@@ -158,11 +157,11 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         assert template is not None
         chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
-        notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
-        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *_TEXTS), samples)
+        notes, samples = [*test.notes, *chats.notes], samples_of(chats, asked, template)
+        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *TEXTS), samples)
 
 
-def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
+def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
     """The conversations that the model answers, if any are asked for."""
     if not asked.num_sample_generations:
         return None
@@ -175,6 +174,7 @@ class Answers(Objective):
 
     kind = AutoModelForCausalLM
     METRICS: tuple[str, ...] = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
+    sums_rows = False  # whether `total` is the loss of a training, also where TRL has one
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
         self.pad_token_id = pad_token_id
@@ -189,6 +189,11 @@ class Answers(Objective):
         if not (self.padded or evaluating):
             return JoinRows()
         return PadToLongest(self.pad_token_id, "right", with_row_numbers=evaluating)
+
+    def total(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
+        """The summed loss of a micro-batch, a scalar. The Trainer counts `labels` of the global batch to divide by."""
+        losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+        return losses.sum()
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The summed loss, the tokens that count and the right ones."""

@@ -61,6 +61,10 @@ class Objective(ABC):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
 
+    def known(self, dataset: Dataset) -> Results:
+        """What was measured of each row before, and is scored with what `measure` gives. By default nothing."""
+        return ()
+
     def fit(self, dataset: Dataset, results: Results) -> None:  # noqa: B027, most tasks fit nothing
         """Fit what the validation rows decide, such as a threshold, before they are scored; see `breakdown`."""
 

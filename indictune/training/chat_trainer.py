@@ -17,6 +17,7 @@ from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
+from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Objective
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
@@ -45,6 +46,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
     """
 
     args: TrlArguments
+    objective: Answers
 
     def __init__(
         self,
@@ -58,7 +60,9 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         objective: Objective | None = None,
     ) -> None:
         padded = padded and "seq_lengths" not in train_dataset.column_names
-        self.objective = objective or Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        chosen = objective or Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        assert isinstance(chosen, Answers)
+        self.objective = chosen
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
@@ -78,8 +82,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
-        if self.parallelism.pipeline is not None:
-            return self._loss_of_last_stage(*args, **settings)
+        if self.parallelism.pipeline is not None or self.objective.sums_rows:
+            return self._own_loss(*args, **settings)
         loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         means = upstream.means_of_log(self)
@@ -91,11 +95,21 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
                     del means[name]
         return loss
 
-    def _loss_of_last_stage(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
-        """TRL's loss (1.16) without its means. It gathers them from all ranks, and other stages do not take part."""
-        losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+    def _own_loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+        """The loss of the objective, without TRL's means (1.16) of it.
+
+        TRL gathers these from all ranks, and ranks without the last stage do not take part.
+        """
+        total = self.objective.total(model, dict(inputs))
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
-        return losses.sum() / num_items_in_batch * self.launch.data_size
+        return total / num_items_in_batch * self.launch.data_size
+
+    def before_steps(self) -> None:
+        """Measure the reference of pairs: no callback comes between the weights and a resume from a checkpoint."""
+        if isinstance(self.objective, Preferences):
+            from indictune.training.evaluation import measure_reference
+
+            measure_reference(self, self.objective)
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""

@@ -1,4 +1,4 @@
-"""Evaluate so that every row counts once, and let a trained language model answer samples."""
+"""Evaluate so that every row counts once, before training too, and let a trained language model answer samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import deepspeed_init
 from transformers.trainer_utils import speed_metrics
 
+from indictune.checkpoint.compatibility import validation_digest
 from indictune.checkpoint.train_state import RandomStates
+from indictune.data.cache import build_once, kept_folder
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
@@ -30,6 +33,7 @@ from indictune.evaluation.scorers import written_answers
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.run import OWN_PROGRESS, Run
+from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import has_prepared_model
@@ -185,7 +189,7 @@ def _score_of_some(
 
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
-    """What the task measures of each row, each [rows], in the dataset's order."""
+    """What the task measures of each row, and knows of it, each [rows], in the dataset's order."""
     model = prepared_model(trainer)
     model.eval()
     loader, handler, args = trainer.evaluation_loader(dataset), trainer.callback_handler, trainer.args
@@ -200,7 +204,7 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     mine = of_rank if trainer.launch.measures_rows else None  # others have measured the same rows
     of_all = [each for each in collectives.gather_from_all(mine) if each is not None]
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
-    return in_order(row_numbers, results, len(dataset))
+    return [*in_order(row_numbers, results, len(dataset)), *trainer.objective.known(dataset)]
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -235,3 +239,37 @@ def prepared_model(trainer: TaskTrainer) -> nn.Module:
     else:
         trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
     return trainer.model_wrapped
+
+
+_REFERENCE = "log_probs.npy"
+
+
+def measure_reference(trainer: TaskTrainer, objective: Preferences) -> None:
+    """Give the objective the log-probabilities of all answers under the prepared model. All ranks must call it.
+
+    Each pair is measured once, by one rank. So no second model is held. A resumed run reads the same numbers again.
+    """
+    before = RandomStates()
+    for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
+        if dataset is not None:
+            objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
+    reference = objective.references[id(trainer.train_dataset)]
+    objective.reference = torch.from_numpy(reference).to(trainer.args.device)
+    before.restore()  # a run that found the numbers in the cache draws the same ones
+
+
+def _log_probs(trainer: TaskTrainer, dataset: Dataset, made_from: list[object]) -> np.ndarray:
+    """Of both answers of each pair, float32 [pairs, 2]."""
+    parts = [*made_from, validation_digest(dataset)]
+    folder = kept_folder("reference", parts)
+    if not all(collectives.gather_from_all(folder is not None)):
+        logger.info("Measuring the answers of %s pairs by the model before training", f"{len(dataset):,}")
+        log_probs = measured_rows(trainer, dataset)[0]
+        folder = build_once("reference", parts, "The reference", partial(_write, log_probs))
+    assert folder is not None
+    found: np.ndarray = np.load(folder / _REFERENCE)
+    return found
+
+
+def _write(log_probs: np.ndarray, folder: Path) -> None:
+    np.save(folder / _REFERENCE, log_probs)

@@ -65,6 +65,7 @@ class ExactTrainer(TaskTrainer):
     ) -> None:
         context = context or RunContext()
         self.launch, self.stop_request, self.samples = context.launch, context.stop_request, context.samples
+        self.test_dataset = context.test_rows
         self.trusts_checkpoint, self.validation_origins = context.trusts_checkpoint, context.validation_origins
         self.parallelism = Parallelism(model, context.launch, args)
         self.nonfinite, self.detailed_metrics = NonFinite(), {}
@@ -201,6 +202,7 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
+        self.before_steps()
         digests, axes = (self.data_digest, self.validation_digest), shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = Snapshots(self.args) if self.args.snapshot_steps else None

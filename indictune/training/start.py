@@ -247,6 +247,7 @@ def context_of(plan: AnyPlan, run: Run, tokens: Tokens) -> RunContext:
         bad_steps=Record(plan.output_dir / bad_steps.FILE) if run.rank == 0 else None,
         validation_origins=tokens.origins.get("validation"),
         samples=tokens.samples,
+        test_rows=tokens.test,
     )
 
 

@@ -58,6 +58,7 @@ class RunContext:
         bad_steps: the record of bad steps; None on ranks that write none.
         validation_origins: where the validation rows come from, if known.
         samples: conversations that the model answers.
+        test_rows: that the finished model is evaluated on.
     """
 
     launch: Launch = SINGLE
@@ -67,6 +68,7 @@ class RunContext:
     bad_steps: Record | None = None
     validation_origins: Origins | None = None
     samples: Samples | None = None
+    test_rows: Dataset | None = None
 
 
 class TaskTrainer(Trainer):
@@ -75,6 +77,7 @@ class TaskTrainer(Trainer):
     args: IndicTrainingArguments
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
+    test_dataset: Dataset | None
     launch: Launch  # this and the next four as in `RunContext`
     stop_request: StopRequest
     trusts_checkpoint: bool
@@ -93,6 +96,9 @@ class TaskTrainer(Trainer):
     written: Breakdown | None = None  # scores of its answers
     own_scores: OwnScores | None = None  # by `--metrics`, of the latest evaluation
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
+
+    def before_steps(self) -> None:
+        """Look at the prepared model, with the weights before training also in a resumed run. All ranks call it."""
 
     def unlogged(self) -> dict[str, Any]:
         """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""

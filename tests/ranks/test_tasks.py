@@ -146,6 +146,20 @@ def write_for_llama(folder: Path) -> str:
     return write_documents(folder) + "bf16: false\ngradient_checkpointing: false\n"
 
 
+def write_answer_pairs(folder: Path) -> str:
+    """Pairs of answers of 2 to 9 words, of which the better one is good; 101 rows make a ragged last global batch."""
+    rng = random.Random(0)
+    for name, rows in (("train", 101), ("validation", 53)):
+        lines = []
+        for _ in range(rows):
+            good, bad = ([*words(rng), last] for last in ("good", "bad"))
+            pair = {"prompt": " ".join(words(rng)), "chosen": " " + " ".join(good), "rejected": " " + " ".join(bad)}
+            lines.append(json.dumps(pair))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    files = "".join(f"{name}_file: {json.dumps(str(folder / f'{name}.jsonl'))}\n" for name in ("train", "validation"))
+    return files + "bf16: false\ngradient_checkpointing: false\n"
+
+
 SENTIMENT = "scripts/train_sentiment.py"
 TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tokens": ("scripts/train_tokens.py", write_tokens),
@@ -155,6 +169,7 @@ TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "soft_labels": (SENTIMENT, write_soft_labels),
     "mlm": ("scripts/train_mlm.py", write_documents),
     "clm": ("scripts/train_clm.py", write_for_llama),
+    "dpo": ("scripts/train_preferences.py", write_answer_pairs),
 }
 
 
@@ -234,7 +249,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 # The slow tests try all pairs.
 MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), ("soft_labels", "ddp")}
-MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3")}
+MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3"), ("dpo", "ddp"), ("dpo", "fsdp2")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 PAIRS.remove(("mlm", "pipeline"))  # which is refused
 
@@ -244,9 +259,12 @@ PAIRS.remove(("mlm", "pipeline"))  # which is refused
     [pytest.param(*pair, marks=pytest.mark.more if pair in MORE else pytest.mark.slow) for pair in PAIRS],
 )
 def test_two_ranks_train_the_model_of_one_process(
-    runs: dict[str, Callable[..., Run]], name: str, strategy: str
+    runs: dict[str, Callable[..., Run]], name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = runs[name]("single", 1, "--per_device_train_batch_size", "24"), runs[name](strategy, 2)
+    one = runs[name]("single", 1, "--per_device_train_batch_size", "24")
+    if name == "dpo":  # each strategy measures the reference itself
+        monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    two = runs[name](strategy, 2)
     assert len(one.log) == 7
     assert one.log[-1]["loss"] < one.log[0]["loss"]
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
@@ -291,6 +309,26 @@ def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
     assert result.returncode == 0, result.stderr
     evaluated = Run(tmp_path / "evaluated").metrics["test"]
     assert numbers(evaluated) == pytest.approx(numbers(whole.metrics["eval"]), rel=1e-6)
+
+
+@pytest.mark.more
+def test_pairs_resume_to_the_bit_also_without_the_cached_reference(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path
+) -> None:
+    """The reference is measured again by the model before training, and not by that of the checkpoint."""
+    whole = runs["dpo"]("single", 1, "--per_device_train_batch_size", "24")
+    folder = tmp_path / "out"
+    shutil.copytree(whole.folder, folder)
+    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    result = start([*python(), TASKS["dpo"][0], *flags], {"INDICTUNE_CACHE": str(tmp_path / "cache")})
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "cache").glob("prepared/reference-*"))
+    resumed = Run(folder)
+    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
+    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert resumed.metrics["eval"] == whole.metrics["eval"]
 
 
 @pytest.mark.more

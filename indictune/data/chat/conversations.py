@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +19,11 @@ from indictune.data.bad_rows import BadRows, Record, bad_rows
 from indictune.data.cache import StoredRows, leaked_rows, map_table, text_keys, write_table
 from indictune.data.chat.messages import (
     UNUSED_CONTENT,
+    Row,
     RowError,
     UnusedColumns,
     chat_records,
+    is_filled,
     is_prompt_text,
     messages_of,
     parse_columns,
@@ -29,7 +32,7 @@ from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.encodings import DamagedTexts
 from indictune.data.health.findings import Finding, Found, repeated_rows
 from indictune.data.languages import language_of
-from indictune.data.read.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
+from indictune.data.read.row_sources import SPLITS, Source, SplitRows, file_source, refuse_early, sources_by_split
 from indictune.data.row_choice import Mixture, Splits, ValidationSplit, stored_splits
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
@@ -38,7 +41,7 @@ ChatSource = Source[Record]
 # Rows held as Python objects before they become arrow arrays; a conversation may be long.
 _CHUNK_ROWS = 2_000
 _MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
-_SCHEMA = pa.schema({"messages": _MESSAGES, "language": pa.string(), "line": pa.int64(), "as_written": pa.bool_()})
+SCHEMA = pa.schema({"messages": _MESSAGES, "language": pa.string(), "line": pa.int64(), "as_written": pa.bool_()})
 
 
 class Conversations(StoredRows):
@@ -49,6 +52,14 @@ class Conversations(StoredRows):
     all rows: each is one prompt and one completion, given as plain texts). No nulls.
     """
 
+    kind: ClassVar[str] = "conversations"  # as messages name the rows
+    schema: ClassVar[pa.Schema] = SCHEMA
+
+    @staticmethod
+    def columns_of(record: Row) -> dict[str, Any]:
+        """The columns of a row, without `language` and `line`; raises `RowError` if it cannot be used."""
+        return {"messages": messages_of(record), "as_written": is_prompt_text(record)}
+
     @property
     def texts(self) -> Iterator[str]:
         """The contents of each row's messages, with `BETWEEN_TEXTS` between them."""
@@ -56,17 +67,32 @@ class Conversations(StoredRows):
             yield from _whole_text(batch).to_pylist()
 
 
-def chat_sources(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
-    """The sources of conversations by split; arguments as of `sources_by_split`."""
+def is_pair(row: Row) -> bool:
+    """Whether a row has a better and a worse answer."""
+    return is_filled(row.get("chosen")) and is_filled(row.get("rejected"))
+
+
+def _answers(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+    """As `chat_records`; raises `UserError` for a pair, of which one answer would be learned and one lost."""
+    for line, record in chat_records(rows, bad, names):
+        if is_pair(record):
+            raise UserError("rows-of-pairs", value=bad.location(line))
+        yield line, record
+
+
+def chat_sources(
+    args: ChatDataArguments, problems: Problems, read: Callable[..., Iterator[Record]] = _answers
+) -> dict[str, ChatSource]:
+    """The sources of conversations by split; `read` is as `chat_records`, the others as of `sources_by_split`."""
     names = problems.attempt(parse_columns, args.columns) or {}
-    sources = sources_by_split(args, problems, "builtin:chats", partial(chat_records, names=names))
+    sources = sources_by_split(args, problems, "builtin:chats", partial(read, names=names))
     return {split: _renamed(source, names) for split, source in sources.items()}
 
 
 def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
     """The source of `--test_file`, a json, jsonl or parquet file; raises as `parse_columns`."""
     names = parse_columns(columns)
-    return {"test": _renamed(file_source(path, "--test_file", partial(chat_records, names=names)), names)}
+    return {"test": _renamed(file_source(path, "--test_file", partial(_answers, names=names)), names)}
 
 
 def _renamed(source: ChatSource, names: Mapping[str, str]) -> ChatSource:
@@ -90,54 +116,75 @@ def load_conversations(
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
 ) -> Splits[Conversations]:
+    """`load_rows` of conversations."""
+    return load_rows(Conversations, sources, args, found, validation_split, mixture)
+
+
+Read = TypeVar("Read", bound=Conversations)
+
+
+def load_rows(
+    rows_type: type[Read],
+    sources: Mapping[str, ChatSource],
+    args: BadRowArguments,
+    found: Sequence[Problem],
+    validation_split: ValidationSplit | None,
+    mixture: Mixture | None,
+    more_findings: Callable[[Mapping[str, Read]], list[Finding]] = lambda _: [],
+) -> Splits[Read]:
     """Read and check conversations, or take them from the cache.
 
     If problems were `found` so far, only the first rows of long files are read. Raises `UserError` with all problems
-    of all files at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`.
+    of all files at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`. `more_findings`
+    looks at rows that were read.
     """
     problems = Problems(found)
 
-    def read(folder: Path, seen: Found) -> dict[str, Conversations]:
+    def read(folder: Path, seen: Found) -> dict[str, Read]:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
-        rows: dict[str, Conversations] = {}
+        rows: dict[str, Read] = {}
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, seen)
+                rows[split] = _read_split(rows_type, source, folder / f"{split}.arrow", bad, seen)
         for each in rows.values():
             other = pc.index(each.table["as_written"], not are_as_written(rows)).as_py()
             if other >= 0:
                 problems.append(problem("forms-mixed", each.origin, each.location(other)))
         problems.raise_any()
-        seen.findings += _same_texts(rows, folder)
+        seen.findings += _same_texts(rows, folder) + more_findings(rows)
         return rows
 
     settings = [args.bad_rows, args.max_bad_fraction]
-    return stored_splits("conversations", Conversations, sources, settings, read, validation_split, mixture)
+    return stored_splits(rows_type.kind, rows_type, sources, settings, read, validation_split, mixture)
 
 
-def _read_split(source: ChatSource, path: Path, bad: BadRows, seen: Found) -> Conversations:
+def _read_split(rows_type: type[Read], source: ChatSource, path: Path, bad: BadRows, seen: Found) -> Read:
     """Read and check the rows of one split; `path` gets the table."""
     unused, damaged = UnusedColumns(), DamagedTexts()
     with bad.problems.collecting():
-        rows = _rows(source.read(bad), bad, unused, damaged)
+        rows = _rows(rows_type, source.read(bad), bad, unused, damaged)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
-        tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
-        write_table(path, _SCHEMA, tables, f"reading {source.name}")
+        tables = (pa.RecordBatch.from_pylist(chunk, rows_type.schema) for chunk in batches)
+        write_table(path, rows_type.schema, tables, f"reading {source.name}")
     bad.problems.extend(unused.problems(bad))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
-    read = Conversations(map_table(path), source.name, source.origin, bad.files)
+    read = rows_type(map_table(path), source.name, source.origin, bad.files)
     seen.notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
     seen.findings += damaged.findings(source.origin, bad, len(read))
     return read
 
 
 def _rows(
-    records: Iterator[Record], bad: BadRows, unused: UnusedColumns, damaged: DamagedTexts
+    rows_type: type[Conversations],
+    records: Iterator[Record],
+    bad: BadRows,
+    unused: UnusedColumns,
+    damaged: DamagedTexts,
 ) -> Iterator[dict[str, object]]:
     for line, record in records:
         try:
-            messages, as_written = messages_of(record), is_prompt_text(record)
+            columns = rows_type.columns_of(record)
         except RowError as error:
             if error.code == UNUSED_CONTENT:
                 unused.refuse(line, error)
@@ -145,13 +192,14 @@ def _rows(
                 bad.add(line, error.code, record, **error.details)
         else:
             unused.count(record)
+            messages = columns["messages"]
             for message in messages:
                 damaged.check(message["content"], line)
             named = record.get("language")
             language = named.strip() if isinstance(named, str) else ""
             if not language:
                 language = language_of("\n".join(each["content"] for each in messages if each["role"] != "system"))
-            yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
+            yield {**columns, "language": language, "line": line}
 
 
 def are_as_written(splits: Mapping[str, Conversations]) -> bool:

@@ -22,6 +22,7 @@ Form = tuple[str, ...]
 # The keys of each form, and the other keys that each uses.
 _PROMPT, _ALPACA, _DOLLY = ("prompt", "completion"), ("instruction", "output"), ("instruction", "response")
 _CHOSEN, _PAIRS = ("chosen",), ("interactions",)  # of two answers the better one; [user, assistant] pairs
+SCORES = ("score_chosen", "score_rejected")  # of both answers of a pair
 _PASSAGES = ("input", "context", "passage")
 _INSTRUCTED = (*_PASSAGES, "history", "system", "language")
 FORMS: dict[Form, Form] = {
@@ -30,7 +31,7 @@ FORMS: dict[Form, Form] = {
     _PROMPT: ("system", "language"),
     _ALPACA: _INSTRUCTED,
     _DOLLY: _INSTRUCTED,
-    _CHOSEN: ("prompt", "system", "language"),
+    _CHOSEN: ("prompt", "system", "language", "rejected", *SCORES),
     _PAIRS: ("system", "language"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,13 @@ def tokenise_chat_splits(
     template: str,
     args: ChatDataArguments | EvaluationArguments,
     positions: int | None = None,
+    tokenised: Callable[..., Iterator[pa.RecordBatch]] = tokenised_chats,
+    schema: pa.Schema = chat_tokens.SCHEMA,
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
 
-    `positions` is the most tokens that the model reads; None for no limit. Raises `UserError` for all unusable rows.
+    `positions` is the most tokens that the model reads; None for no limit. `tokenised` makes rows of the schema; its
+    arguments are those of `tokenised_chats`. Raises `UserError` for all unusable rows.
     """
     packing = isinstance(args, ChatDataArguments) and args.packing
     settings = args.max_length, args.train_on_prompts
@@ -90,9 +93,9 @@ def tokenise_chat_splits(
                 bad = bad_rows(rows.source, args, folder)
                 bad.files = list(rows.files)
                 stored = stored_batches(splits.folder / f"{split}.arrow")
-                tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions, thinking)
+                tokens = tokenised(stored, tokenizer, template, *settings, bad, positions, thinking)
                 path = folder / f"{split}.arrow"
-                write_table(path, chat_tokens.SCHEMA, tokens, f"tokenising the {split} rows", len(rows))
+                write_table(path, schema, tokens, f"tokenising the {split} rows", len(rows))
                 lengths = map_table(path)["full_length"]
                 of_split = [*bad.notes(), *_cut_rows(rows.source, lengths, args.max_length)]
                 notes += [f"{rows.origin} {note}" for note in of_split]

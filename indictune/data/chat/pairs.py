@@ -1,0 +1,219 @@
+"""Pairs of answers to one prompt, the better and the worse: read, checked and tokenised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os.path import commonprefix
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from indictune.data.bad_rows import BadRows, Record
+from indictune.data.cache import smaller_batches, text_keys
+from indictune.data.chat import chat_tokens
+from indictune.data.chat.chat_tokens import BATCH_ROWS, Ids, add_bad, add_cut, answer_writer, encode
+from indictune.data.chat.conversations import SCHEMA, Conversations, is_pair
+from indictune.data.chat.messages import SCORES, Message, Row, RowError, chat_records, is_prompt_text, messages_of
+from indictune.data.chat.written_chats import ChatWriter, Written
+from indictune.data.collation import IGNORED_LABEL
+from indictune.data.columns import BETWEEN_TEXTS
+from indictune.data.health.findings import Finding
+from indictune.data.read.row_sources import SplitRows
+from indictune.errors import UserError
+
+_HH = re.compile(r"\n\n(Human|Assistant):")  # of Anthropic's hh-rlhf
+_MANY_LONGER = 0.65  # of pairs, whose better answer is the longer one
+TOKENS = pa.schema([*chat_tokens.SCHEMA, pa.field("chosen_length", pa.int32())])
+
+
+class Pairs(Conversations):
+    """The pairs of one split: conversations that end with the better answer.
+
+    The table has two more columns: `rejected` (string), the worse answer, and `margin` (double), by how much the
+    scores of the file prefer the better one; null if it has none.
+    """
+
+    kind: ClassVar[str] = "pairs"
+    schema: ClassVar[pa.Schema] = pa.schema([*SCHEMA, ("rejected", pa.string()), ("margin", pa.float64())])
+
+    @staticmethod
+    def columns_of(record: Row) -> dict[str, Any]:
+        if not is_pair(record):
+            raise RowError("answer-missing", keys=", ".join(map(str, record)))
+        shared = {key: value for key, value in record.items() if key not in ("messages", *SCORES)}
+        chosen, rejected = (messages_of(shared | {"chosen": record[side]}) for side in ("chosen", "rejected"))
+        if chosen[:-1] != rejected[:-1]:
+            raise RowError("prompts-differ")
+        if chosen[-1] == rejected[-1]:
+            raise RowError("answers-equal")
+        better, worse = (_number(record.get(key)) for key in SCORES)
+        margin = None if better is None or worse is None else better - worse
+        columns = {"messages": chosen, "as_written": is_prompt_text(shared)}
+        return columns | {"rejected": rejected[-1]["content"], "margin": margin}
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """The contents of each row's messages and of the worse answer, with `BETWEEN_TEXTS` between them."""
+        rejected = (each.as_py() for each in self.table["rejected"])
+        return map(BETWEEN_TEXTS.join, zip(super().texts, rejected, strict=True))
+
+
+def _number(value: object) -> float | None:
+    """A score, which files may hold as text; None for none."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def pair_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+    """As `chat_records`, with the prompt of texts that begin alike. Raises `UserError` if the first row is no pair."""
+    for number, (line, record) in enumerate(chat_records(rows, bad, names)):
+        if number == 0 and not is_pair(record):
+            raise UserError("rows-without-pairs", value=bad.location(line), keys=", ".join(map(str, record)))
+        yield line, with_prompt(record)
+
+
+def with_prompt(row: Row) -> Row:
+    """The row; if it has no prompt, and texts as answers, with their common beginning, up to a space, as the prompt.
+
+    Texts of hh-rlhf become messages.
+    """
+    sides = row.get("chosen"), row.get("rejected")
+    if row.get("prompt") is not None or not all(isinstance(each, str) for each in sides):
+        return row
+    if all(_HH.match(str(each)) for each in sides):
+        return row | {name: _turns(str(row[name])) for name in ("chosen", "rejected")}
+    shared = commonprefix([str(each) for each in sides])  # noqa: RUF071, characters are meant
+    end = max(shared.rfind(" "), shared.rfind("\n"))
+    return row | {"prompt": shared[:end], "chosen": str(sides[0])[end:], "rejected": str(sides[1])[end:]}
+
+
+def _turns(text: str) -> list[Message]:
+    _, *parts = _HH.split(text)
+    role = {"Human": "user", "Assistant": "assistant"}
+    named = zip(parts[::2], parts[1::2], strict=True)
+    return [{"role": role[name], "content": content.strip()} for name, content in named]
+
+
+def pair_findings(rows: Mapping[str, Pairs]) -> list[Finding]:
+    """What is suspicious in pairs, by split. Raises `UserError` if the scores of a file prefer no answer."""
+    found = []
+    for split in rows.values():
+        margins, table = split.table["margin"], split.table
+        if margins.null_count < len(margins) and pc.all(pc.equal(margins, 0)).as_py():
+            raise UserError("scores-equal", split.origin, split.source)
+        messages = table["messages"].to_pylist()
+        prompts = [BETWEEN_TEXTS.join(each["content"] for each in row[:-1]) for row in messages]
+        better, worse = [row[-1]["content"] for row in messages], table["rejected"].to_pylist()
+        here, swapped = (
+            text_keys(map(BETWEEN_TEXTS.join, zip(prompts, *sides, strict=True)))
+            for sides in ((better, worse), (worse, better))
+        )
+        longer = np.array([len(one) > len(other) for one, other in zip(better, worse, strict=True)])
+        where = f"{split.origin} {split.source}"
+        counts = {
+            "swapped_pairs": (
+                int(np.isin(here, swapped).sum()),
+                "have the answers of another row, swapped",
+            ),
+            "worse_scored": (pc.sum(pc.less(margins, 0)).as_py() or 0, "have a chosen answer with the lower score"),
+            "longer_chosen": (
+                int(longer.sum()),
+                "have a longer chosen answer: length may be learned",
+            ),
+        }
+        for name, (count, what) in counts.items():
+            if count > (len(split) * _MANY_LONGER if name == "longer_chosen" else 0):
+                share = f"{count:,} of {len(split):,} pairs ({count / len(split):.1%})"
+                found.append(Finding(name, count, len(split), f"{where}: {share} {what}."))
+    return found
+
+
+def tokenised_pairs(
+    batches: Iterable[pa.RecordBatch],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    max_length: int,
+    train_on_prompts: bool,
+    bad: BadRows,
+    positions: int | None = None,
+    train_on_thinking: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """Write out, tokenise and cut pairs; arguments as of `tokenised_chats`. `bad` also gets pairs that the cut equals.
+
+    Yields:
+        A row of `TOKENS` for each pair. `input_ids` has the conversation with the better answer, then the one with the
+        worse, and `chosen_length` the tokens of the first. Only the last answer of each has labels.
+    """
+    writer, first, good = answer_writer(tokenizer, template, train_on_prompts, train_on_thinking), 0, 0
+    for batch in smaller_batches(batches, BATCH_ROWS):
+        written = _write_out(batch, writer, bad)
+        ids, labels = (
+            encode([text for sides in written.values() for text in sides], tokenizer) if written else ([], [])
+        )
+        kept = list[tuple[int, list[Ids], list[Ids], int]]()
+        for number, row in enumerate(written):
+            own = slice(2 * number, 2 * number + 2)
+            full_length = max(map(len, ids[own]))
+            cut_ids, cut_labels = ([each[:max_length] for each in side[own]] for side in (ids, labels))
+            if all((each != IGNORED_LABEL).any() for each in cut_labels) and not np.array_equal(
+                cut_ids[0], cut_ids[1]
+            ):
+                kept.append((row, cut_ids, cut_labels, full_length))
+            else:
+                add_cut(bad, batch, {row: full_length}, max_length, positions)
+        if kept:
+            yield _columns(batch, first, kept)
+        first += batch.num_rows
+        good += len(kept)
+    bad.finish(good)
+
+
+def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> dict[int, list[Written]]:
+    """Row of the batch -> the texts of both conversations, with the characters of their last answer."""
+    written = dict[int, list[Written]]()
+    for row, (messages, rejected) in enumerate(zip(*(batch[name].to_pylist() for name in _ANSWERS), strict=True)):
+        other = [*messages[:-1], {"role": "assistant", "content": rejected}]
+        try:
+            sides = [_last_answer(writer, each) for each in (messages, other)]
+        except RowError as error:
+            add_bad(bad, batch, row, error.code, **error.details)
+        except Exception as error:  # a template is a program: it can raise anything
+            add_bad(bad, batch, row, "template-refuses-row", reason=error)
+        else:
+            if all(spans for _, spans in sides):
+                written[row] = sides
+            else:
+                add_bad(bad, batch, row, "answer-unmarked")
+    return written
+
+
+_ANSWERS = ("messages", "rejected")
+
+
+def _last_answer(writer: ChatWriter, messages: Sequence[Message]) -> Written:
+    text, spans = writer.write(messages)[-1]
+    start = len(writer.text(messages[:-1], open_answer=True))
+    return text, [(max(first, start), last) for first, last in spans if last > start]
+
+
+def _columns(
+    batch: pa.RecordBatch, first: int, kept: Sequence[tuple[int, list[Ids], list[Ids], int]]
+) -> pa.RecordBatch:
+    rows, ids, labels, full_lengths = zip(*kept, strict=True)
+    lengths = [sum(map(len, each)) for each in ids]
+    made = {
+        "input_ids": [np.concatenate(each) for each in ids],
+        "labels": [np.concatenate(each) for each in labels],
+        "length": lengths,
+        "full_length": full_lengths,
+        "language": batch["language"].take(pa.array(rows)),
+        "rows": [[first + row] for row in rows],
+        "chosen_length": [len(chosen) for chosen, _ in ids],
+    }
+    return pa.record_batch([pa.array(made[field.name], field.type) for field in TOKENS], schema=TOKENS)

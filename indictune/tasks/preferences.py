@@ -1,0 +1,252 @@
+"""Preferences: a causal language model learns which of two answers is the better one (DPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from indictune.config.chat_arguments import LlamaModelArguments, PairArguments, PreferenceArguments
+from indictune.config.plan import RunPlan
+from indictune.data.chat import pairs
+from indictune.data.chat.chat_tokens import template_notes
+from indictune.data.chat.conversations import chat_sources, load_rows
+from indictune.data.chat.prepare_chats import check_template, set_template, tokenise_chat_splits
+from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
+from indictune.data.health.row_health import check_unknown
+from indictune.data.row_choice import mixture_of, split_of
+from indictune.errors import Problem, Problems, problem
+from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down, mean_loss
+from indictune.evaluation.uncertainty import RESAMPLES, ratio_of_sums
+from indictune.files import known_digest
+from indictune.models import builtin
+from indictune.models.load import load_tokenizer, positions_of
+from indictune.tasks.chat import TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
+from indictune.tasks.protocol import Batch, Collator, Inputs, Objective, Results, Scripts, Tokens, row_facts
+from indictune.tasks.raw_text import tokens_of
+from indictune.upstream import commit_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SCORES = ("loss", "reward_accuracy", "reward_margin", "chosen_reward")
+_FILES = (".bin", ".json", ".safetensors")  # of a model
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """The loss of a pair, whose sum is exact for every split of a global batch.
+
+    The difference is how much more likely the better answer has become than the worse one, in nats: log-probabilities
+    minus those of the reference. The fields are those of `PreferenceArguments`.
+
+    - `sigmoid`: Rafailov et al., "Direct Preference Optimization" (2023), equation 7.
+    - `ipo`: Azar et al., "A General Theoretical Paradigm to Understand Learning from Human Preferences" (2023),
+      equation 17, with log-probabilities a token as its authors and TRL (1.16) compute it.
+    - `hinge`: Zhao et al., "SLiC-HF" (2023), with rewards in place of log-probabilities, as Liu et al., "Statistical
+      Rejection Sampling Improves Preference Optimization" (2023) have it.
+    - `robust`: Ray Chowdhury et al., "Provably Robust DPO" (2024), equation 12.
+    - `sft_weight`: Pang et al., "Iterative Reasoning Preference Optimization" (2024), equation 1, which divides the
+      loss of the better answer by its tokens. TRL divides by those of a micro-batch, which depends on its split.
+    """
+
+    kind: str = "sigmoid"
+    beta: float = 0.1
+    length_normalised: bool = False
+    flipped_share: float = 0.0
+    sft_weight: float = 0.0
+
+    def rewards(self, log_probs: Tensor, tokens: Tensor, reference: Tensor) -> Tensor:
+        """Of both answers of each pair; all are float [pairs, 2]. `tokens` are those of each answer."""
+        by = tokens.clamp(min=1) if self.length_normalised or self.kind == "ipo" else 1
+        return self.beta * (log_probs - reference) / by
+
+    def each(self, log_probs: Tensor, tokens: Tensor, reference: Tensor) -> Tensor:
+        """The loss of each pair, float [pairs]; arguments as of `rewards`."""
+        rewards = self.rewards(log_probs, tokens, reference)
+        difference = rewards[:, 0] - rewards[:, 1]
+        if self.kind == "ipo":
+            losses = (difference / self.beta - 1 / (2 * self.beta)) ** 2
+        elif self.kind == "hinge":
+            losses = functional.relu(1 - difference)
+        else:
+            flipped = self.flipped_share if self.kind == "robust" else 0.0
+            right, wrong = functional.logsigmoid(difference), functional.logsigmoid(-difference)
+            losses = (flipped * wrong - (1 - flipped) * right) / (1 - 2 * flipped)
+        return losses - self.sft_weight * log_probs[:, 0] / tokens[:, 0].clamp(min=1)
+
+
+class Preferences(Answers):
+    """Both answers of each pair, read in one pass of the model.
+
+    Attributes:
+        made_from: what the reference depends on besides rows and code.
+        references: the reference of each dataset, by its `id`; float32 [pairs, 2].
+        reference: that of the training rows, on the device.
+    """
+
+    METRICS = SCORES
+    sums_rows = True
+    reference: Tensor
+
+    def __init__(
+        self, pad_token_id: int, dtype: torch.dtype, padded: bool, pair_loss: PairLoss, made_from: list[object]
+    ) -> None:
+        super().__init__(pad_token_id, dtype, padded)
+        self.pair_loss, self.made_from, self.references = pair_loss, made_from, dict[int, np.ndarray]()
+
+    def collator(self, evaluating: bool) -> Collator:
+        return PairRows(PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows())
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, ...]:
+        """The log-probabilities of both answers, and their tokens, [pairs, 2] each."""
+        del inputs["labels"]
+        labels = inputs.pop("answer_labels")
+        of_tokens = model(**inputs, labels=labels, use_cache=False, fused_lm_head=True).log_probs.float()
+        counted = (labels[:, 1:] != IGNORED_LABEL).float()
+        sums = [self._summed(each, inputs).view(-1, 2) for each in (of_tokens, counted)]
+        return sums[0], sums[1]
+
+    def _summed(self, of_tokens: Tensor, inputs: Batch) -> Tensor:
+        """The sum over each conversation, [conversations], of a value of each token but the first, [rows, tokens]."""
+        if self.padded:
+            return of_tokens.sum(-1)
+        lengths = inputs["cu_seq_lens_q"].diff().long()
+        return torch.segment_reduce(functional.pad(of_tokens, (1, 0))[0], "sum", lengths=lengths)
+
+    def total(self, model: nn.Module, inputs: Batch) -> Tensor:
+        rows = inputs.pop("row_numbers")
+        is_pair = inputs["labels"][:, 1] != IGNORED_LABEL
+        log_probs, tokens = self.measure(model, inputs)
+        losses = self.pair_loss.each(log_probs, tokens, self.reference[rows])
+        return (losses * is_pair).sum()
+
+    def known(self, dataset: Dataset) -> Results:
+        return [each for key, each in self.references.items() if key == id(dataset)]
+
+    def _scored(self, results: Results) -> dict[str, np.ndarray]:
+        """The scores of each pair, float64 [pairs] each, of log-probabilities, tokens and the reference."""
+        given = [torch.from_numpy(each).double() for each in results]
+        rewards, losses = self.pair_loss.rewards(*given), self.pair_loss.each(*given)
+        margin = rewards[:, 0] - rewards[:, 1]
+        columns = losses, (margin > 0).double(), margin, rewards[:, 0]
+        return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
+
+    def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
+        scored = self._scored(results)
+        for row in range(len(dataset)):
+            tokens = {"chosen_tokens": int(results[1][row, 0]), "rejected_tokens": int(results[1][row, 1])}
+            yield {name: float(column[row]) for name, column in scored.items()} | tokens
+
+    def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
+        scored, tokens = self._scored(results), results[1]
+
+        def scorer(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
+            ones = np.ones(len(rows))
+            scores = {name: ratio_of_sums(scored[name][rows], ones, draws) for name in (*SCORES[1:], "loss")}
+            counts = {f"{name}_tokens": int(tokens[rows, side].sum()) for side, name in enumerate(_SIDES)}
+            return Group(len(rows), scores, counts=counts)
+
+        loss = mean_loss(scored["loss"])
+        return break_down("preferences", row_facts(dataset, scripts), scorer, loss=loss, draws=draws)
+
+    def metrics(self, found: Breakdown) -> dict[str, Any]:
+        return block_of(found, lambda group: group.counts | {name: group.scores[name].value for name in SCORES})
+
+
+_SIDES = "chosen", "rejected"
+
+
+@dataclass(frozen=True)
+class PairRowsOfRun(ChatRows):
+    """The pairs of a run, and what the model before training is."""
+
+    made_from: list[object] = field(default_factory=list)
+
+
+Plan = RunPlan[PairArguments, PreferenceArguments]
+
+
+class Preference(Chat):
+    """A model learns which of two answers is the better one. What it has learned is evaluated as a chat."""
+
+    arguments = (LlamaModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
+    name = "dpo"
+    scores = (*SCORES, f"{WORST}{SCORES[1]}", *WRITTEN, f"{WORST}{WRITTEN[0]}")
+    lower_is_better = ("loss",)
+
+    def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
+        asked, found = plan.training, super().check(plan)
+        if not asked.beta > 0:
+            found.append(problem("beta-not-positive", "--beta", asked.beta))
+        if not 0 <= asked.flipped_share < 0.5:
+            found.append(problem("flipped-share-out-of-range", "--flipped_share", asked.flipped_share))
+        if asked.flipped_share and asked.preference_loss != "robust":
+            other = f"--preference_loss {asked.preference_loss}"
+            found.append(problem("no-effect", "--flipped_share", asked.flipped_share, other=other))
+        if plan.launch.axes.context > 1:
+            found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
+        return found
+
+    def open(self, plan: Plan, problems: Problems) -> Inputs:  # type: ignore[override]
+        sources = problems.attempt(chat_sources, plan.data, problems, pairs.pair_records)
+        tokenizer = problems.attempt(load_tokenizer, plan.model)
+        if tokenizer is not None and sources is not None:
+            problems.attempt(check_template, tokenizer, plan.data, sources)
+        return Inputs(tokenizer, sources)
+
+    def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> ChatRows | None:  # type: ignore[override]
+        if inputs.sources is None:
+            return None
+        with problems.collecting():
+            of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
+            splits = load_rows(pairs.Pairs, *of_rows, pairs.pair_findings)
+            if inputs.tokenizer is not None:
+                check_unknown(splits.rows["train"], inputs.tokenizer, plan)
+                template = set_template(inputs.tokenizer, splits.rows, plan.data)
+                return PairRowsOfRun(splits, inputs.tokenizer, template, _start_of(plan))
+        return None
+
+    def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:  # type: ignore[override]
+        of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
+        made = tokenise_chat_splits(*of_rows, pairs.tokenised_pairs, pairs.TOKENS)
+        notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
+        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *TEXTS)
+        return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))
+
+    def group_scores(self, plan: Plan) -> tuple[str, ...]:  # type: ignore[override]
+        return SCORES + WRITTEN
+
+    def objective(
+        self,
+        args: PreferenceArguments,  # type: ignore[override]
+        config: PreTrainedConfig,
+        tokenizer: Tokenizer,
+        padded: bool,
+        rows: ChatRows | None,
+    ) -> Objective:
+        assert tokenizer.pad_token_id is not None
+        assert isinstance(rows, PairRowsOfRun)
+        dtype = compute_dtype(args)
+        loss = PairLoss(args.preference_loss, args.beta, args.length_normalised, args.flipped_share, args.sft_weight)
+        return Preferences(tokenizer.pad_token_id, dtype, padded, loss, [*rows.made_from, str(dtype), padded])
+
+    def can_evaluate(self, config: Mapping[str, Any]) -> bool:
+        return False
+
+
+def _start_of(plan: Plan) -> list[object]:
+    """What the model before training is: its files or its commit, and how it is computed."""
+    model, name = plan.model, builtin.resolve(plan.model.model_name_or_path)
+    files = sorted(each for each in Path(name).glob("*") if each.suffix in _FILES)
+    content: list[object] = [[each.name, known_digest(str(each))] for each in files]
+    commit = None if plan.model_config is None else commit_of(plan.model_config)
+    return [content or [name, commit or model.model_revision], model.method == "qlora", model.attn_implementation]
