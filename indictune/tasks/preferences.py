@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.chat_arguments import LlamaModelArguments, PairArguments, PreferenceArguments
 from indictune.config.plan import RunPlan
-from indictune.data.chat import pairs
+from indictune.data.chat import answer_pairs
 from indictune.data.chat.chat_tokens import template_notes
 from indictune.data.chat.conversations import chat_sources, load_rows
 from indictune.data.chat.prepare_chats import check_template, set_template, tokenise_chat_splits
@@ -197,7 +197,7 @@ class Preference(Chat):
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:  # type: ignore[override]
-        sources = problems.attempt(chat_sources, plan.data, problems, pairs.pair_records)
+        sources = problems.attempt(chat_sources, plan.data, problems, answer_pairs.pair_records)
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         if tokenizer is not None and sources is not None:
             problems.attempt(check_template, tokenizer, plan.data, sources)
@@ -208,7 +208,7 @@ class Preference(Chat):
             return None
         with problems.collecting():
             of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
-            splits = load_rows(pairs.Pairs, *of_rows, pairs.pair_findings)
+            splits = load_rows(answer_pairs.Pairs, *of_rows, answer_pairs.pair_findings)
             if inputs.tokenizer is not None:
                 check_unknown(splits.rows["train"], inputs.tokenizer, plan)
                 template = set_template(inputs.tokenizer, splits.rows, plan.data)
@@ -217,7 +217,7 @@ class Preference(Chat):
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:  # type: ignore[override]
         of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
-        made = tokenise_chat_splits(*of_rows, pairs.tokenised_pairs, pairs.TOKENS)
+        made = tokenise_chat_splits(*of_rows, answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
         notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
         tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *TEXTS)
         return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))

@@ -12,7 +12,7 @@ import pytest
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import PairArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.chat import pairs
+from indictune.data.chat import answer_pairs
 from indictune.data.chat.chat_tokens import choose_template
 from indictune.data.chat.conversations import chat_sources, load_rows
 from indictune.data.row_choice import Splits
@@ -31,11 +31,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def loaded(*rows: dict[str, Any], **flags: Any) -> Splits[pairs.Pairs]:
+def loaded(*rows: dict[str, Any], **flags: Any) -> Splits[answer_pairs.Pairs]:
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     args, problems = PairArguments(train_file="p.jsonl", validation_split=0, **flags), Problems()
-    sources = chat_sources(args, problems, pairs.pair_records)
-    return load_rows(pairs.Pairs, sources, args, problems, None, None, pairs.pair_findings)
+    sources = chat_sources(args, problems, answer_pairs.pair_records)
+    return load_rows(answer_pairs.Pairs, sources, args, problems, None, None, answer_pairs.pair_findings)
 
 
 ULTRA = {"prompt": "q", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD], "score_chosen": 8.0}
@@ -86,12 +86,12 @@ def test_swapped_repeated_and_length_biased_pairs_are_found() -> None:
     assert found == {"duplicate_rows": 2, "swapped_pairs": 2, "worse_scored": 1, "longer_chosen": 7}
 
 
-def tokens(rows: Splits[pairs.Pairs], max_length: int = 64) -> list[dict[str, Any]]:
+def tokens(rows: Splits[answer_pairs.Pairs], max_length: int = 64) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
     table, bad = rows.rows["train"].table, BadRows("p.jsonl")
-    made = pairs.tokenised_pairs(table.to_batches(), tokenizer, template, max_length, False, bad)
-    read: list[dict[str, Any]] = pa.Table.from_batches(made, pairs.TOKENS).to_pylist()
+    made = answer_pairs.tokenised_pairs(table.to_batches(), tokenizer, template, max_length, False, bad)
+    read: list[dict[str, Any]] = pa.Table.from_batches(made, answer_pairs.TOKENS).to_pylist()
     for row in read:
         counted = [token for token in row["labels"] if token != -100]
         row["answers"] = str(tokenizer.decode(counted, skip_special_tokens=True)).split()

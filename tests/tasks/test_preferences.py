@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from indictune.config.arguments import Method, ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import PreferenceArguments
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
@@ -66,7 +66,8 @@ def pair_trainer(base: str, folder: Path, rows: Dataset, loss: PairLoss, **setti
     torch.manual_seed(0)
     tokenizer = load_tokenizer(args)
     model = load_causal(args, tokenizer, torch.float32, ends=[2])
-    size = settings.get("per_device_train_batch_size", len(rows))
+    of_step = settings.pop("global_batch_size", len(rows))
+    size = settings.get("per_device_train_batch_size", of_step)
     given: dict[str, Any] = {
         "use_cpu": True,
         "bf16": False,
@@ -80,10 +81,10 @@ def pair_trainer(base: str, folder: Path, rows: Dataset, loss: PairLoss, **setti
         "eval_strategy": "no",
         "save_strategy": "no",
         "load_best_model_at_end": False,
-        "global_batch_size": len(rows),
+        "global_batch_size": of_step,
         "per_device_train_batch_size": size,
         "gradient_checkpointing": False,
-        "gradient_accumulation_steps": -(-len(rows) // size),
+        "gradient_accumulation_steps": -(-of_step // size),
     }
     training = PreferenceArguments(output_dir=str(folder), **{**given, **settings})
     assert tokenizer.pad_token_id is not None
@@ -147,13 +148,14 @@ def test_losses_and_gradients_are_those_of_plain_torch(base: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "settings",
-    [{"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}, {"padded": True}, {"method": "lora"}],
+    [{"per_device_train_batch_size": 1}, {"global_batch_size": 4}, {"padded": True}, {"method": "lora"}],
     ids=str,
 )
 def test_micro_batches_and_padding_change_nothing(base: str, tmp_path: Path, settings: dict[str, Any]) -> None:
-    loss = LOSSES["with_sft"]
-    method: Method = settings.get("method", "full")
-    whole = losses_of(pair_trainer(base, tmp_path / "whole", pair_rows(), loss, method=method))
+    """Global batches of 4 leave one pair for the next two micro-batches: the other one has none."""
+    loss, of_both = LOSSES["with_sft"], {"method", "global_batch_size"}
+    shared = {name: value for name, value in settings.items() if name in of_both}
+    whole = losses_of(pair_trainer(base, tmp_path / "whole", pair_rows(), loss, **shared))
     split = {"per_device_train_batch_size": 2} | settings
     other = losses_of(pair_trainer(base, tmp_path / "split", pair_rows(), loss, **split))
     assert other == pytest.approx(whole, rel=1e-5)
