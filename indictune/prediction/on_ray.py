@@ -55,10 +55,9 @@ def label_on_ray(source: InputFiles, labelled: LabelledParts, asked: TextFileArg
     actors = max(1, min(len(left), gpus or cores))
     nodes = sum(each["Alive"] for each in ray.nodes())  # type: ignore[no-untyped-call]
     print(f"Ray: {actors} actors on {nodes} nodes label {len(left)} parts", file=sys.stderr)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
+    context = ray.data.DataContext.get_current()  # which configures the logger
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context.enable_progress_bars = context.execution_options.preserve_order = False
-    # Constructors get little: Ray cannot start an actor again whose arguments went with a lost node.
     of_actor = copy(labelled)
     of_actor.parts, of_actor.done = [], set()
     read = replace(source, versions={}, counted=())
