@@ -15,8 +15,10 @@ import numpy as np
 import ray
 
 from indictune.config.shared_arguments import TextFileArguments
+from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError
-from indictune.prediction.labelled_parts import InputFiles, LabelledParts, counted_progress, labelled_one_by_one
+from indictune.prediction.input_parts import InputFiles
+from indictune.prediction.labelled_parts import LabelledParts, counted_progress, labelled_one_by_one
 from indictune.prediction.labelled_rows import label, opened_model
 from indictune.prediction.served_classifier import Classifier
 
@@ -60,7 +62,7 @@ def label_on_ray(source: InputFiles, labelled: LabelledParts, asked: TextFileArg
     context.enable_progress_bars = context.execution_options.preserve_order = False
     of_actor = copy(labelled)
     of_actor.parts, of_actor.done = [], set()
-    read = replace(source, versions={}, counted=())
+    read = replace(source, versions={}, counted=(), bad=BadRows(source.file.path, source.bad.skips_damage))
     if left:
         rows = [{"number": part.number, "part": pickle.dumps(part)} for part in left]
         made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
