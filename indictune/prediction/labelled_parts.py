@@ -98,7 +98,11 @@ class LabelledParts:
                 path.unlink()
             if known is None or is_other or not known["parts"]:
                 self.note()  # claims the folder, before files are looked at
-                self.parts = list(parts())
+                try:
+                    self.parts = list(parts())
+                except UserError:
+                    self.store.remove(MANIFEST)
+                    raise
                 self.note()
         self.wait_until_open()
 
@@ -126,7 +130,7 @@ class LabelledParts:
     def note(self, known: Any = None, **more: object) -> None:
         """Write what is known to the manifest, unless another command has taken the output folder."""
         known = known or (self._manifest() if self.is_folder else None)
-        if known is not None and known["job"] != self._job:
+        if known is not None and known["parts"] and known["job"] != self._job:
             raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
         parts = [asdict(part) for part in self.parts]
         known = {"job": self._job, "parts": parts, "done": sorted(self.done), **more}
@@ -293,10 +297,8 @@ def labelled_one_by_one(
                 with attributed_to(source.file.flag):
                     labelled.put(part, rows_of(part, windows))
             except UserError as error:
-                is_of_rows = {each.flag for each in error.problems} == {
-                    source.file.flag
-                } and error.code not in _NOT_OF_ROWS
-                if not is_of_rows or asked is None or asked.bad_rows == "stop":
+                is_of_input = {each.flag for each in error.problems} == {source.file.flag}
+                if not is_of_input or error.code in _NOT_OF_ROWS or asked is None or asked.bad_rows == "stop":
                     raise
                 labelled.fail(part, error)
             yield part

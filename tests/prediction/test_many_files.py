@@ -75,6 +75,21 @@ def test_a_folder_of_other_labels_is_refused_and_stays(
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == kept
 
 
+def test_a_folder_without_labels_stays_free(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], web: dict[str, Any]
+) -> None:
+    command = ["predict", model, "--input_file", web["url"].replace(".jsonl", ".parquet")]
+    command += ["--output_file", f"{tmp_path}/out/"]
+    web.update(times=0, body=b"no parquet")
+    assert main(command) == 2
+    assert "[rows-unreadable]" in capsys.readouterr().err
+    file = io.BytesIO()
+    pq.write_table(pa.table({"tweet": ["one"]}), file)
+    web.update(body=file.getvalue())
+    assert main(command) == 0
+    assert texts_in(tmp_path / "out") == ["one"]
+
+
 def test_labels_of_another_tokenizer_are_refused(model: str, shards: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(model, tmp_path / "model")
     command = ["predict", str(copy), "--input_file", str(shards), "--output_file", f"{tmp_path}/out/"]

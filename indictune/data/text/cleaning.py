@@ -99,7 +99,9 @@ def _clean_once(text: str) -> str:
         text = _HASHTAGS.sub(lambda match: _apart(match, _TAG_SEPARATORS.sub(" ", match[0][1:])), text)
     if "@" in text or "＠" in text:
         text = HANDLE.sub(lambda match: _apart(match, HANDLE_PLACEHOLDER), text)
-    return " ".join(text.split())
+    if "  " in text or not text.isprintable() or text.strip() != text:  # printable text has no other white space
+        text = " ".join(text.split())
+    return text
 
 
 def _entity(match: re.Match[str]) -> str:
