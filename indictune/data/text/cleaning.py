@@ -184,6 +184,8 @@ def as_written(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _languages(batch: pa.RecordBatch, texts: Sequence[str]) -> list[str]:
     """The language of each row, or where it names none, that of its text."""
+    if batch["language"].null_count == batch.num_rows:
+        return languages_of(text.replace(BETWEEN_TEXTS, " ") for text in texts)
     languages = [(language or "").strip() for language in batch["language"].to_pylist()]
     unnamed = [index for index, language in enumerate(languages) if not language]
     of_unnamed = languages_of(texts[index].replace(BETWEEN_TEXTS, " ") for index in unnamed)
