@@ -154,7 +154,8 @@ def main() -> None:
     wanted = np.mean(next(iter(ways.values()))["scores"][SHORTEST])
     for numbers in ways.values():
         scores = numbers.pop("scores")
-        threshold = np.quantile(scores[SHORTEST], 1 - wanted, method="lower")
+        # A text without a score is English at no threshold.
+        threshold = max(np.quantile(scores[SHORTEST], 1 - wanted, method="lower"), np.finfo(np.float64).tiny)
         numbers["called_english"] = {name: round(float(np.mean(of >= threshold)), 4) for name, of in scores.items()}
         numbers["threshold"] = float(threshold)
     body = [
