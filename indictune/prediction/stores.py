@@ -111,8 +111,10 @@ class Store:
         except FileNotFoundError:
             raise UserError("no-such-file", self.flag, pattern) from None
         about = {self.disk.unstrip_protocol(file): info for file, info in sorted(found.items())}
-        kept = ("size", "ETag", "etag", "LastModified", "mtime", "md5", "blob_id")
-        return {file: str([info.get(name) for name in kept]) for file, info in about.items()}
+        # The first that a store gives: a list and a single question write dates differently.
+        known = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime")
+        versions = {file: next((info[name] for name in known if info.get(name)), "") for file, info in about.items()}
+        return {file: f"{about[file].get('size')} {version}" for file, version in versions.items()}
 
     def _listed(self, pattern: str) -> dict[str, Any]:
         import fsspec
