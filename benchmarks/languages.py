@@ -4,8 +4,8 @@
 
 DATA has the folders `sentiment` and `sft`. English is the truth of the `sft` files alone. Tweets and comments in
 Latin letters mix languages, and some of them are English: a lower share there is better, and zero is not the truth.
-Each way runs in its own process, on texts in Latin letters. It gives each text a score for English, and the threshold
-is the one at which it finds as many of the first three words of English texts as the detector in use. Rows per second
+Each way runs in its own process, on texts in Latin letters. It gives each text a score for English. Its threshold is
+where it finds as many of the first three words of English texts as the detector in use. Rows per second
 leave out the loading of models. Packages that are not installed are named and left out.
 """
 

@@ -29,12 +29,7 @@ from indictune.models.atomic_folder import MODEL_FILES
 from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction import labelled_rows
 from indictune.prediction.input_parts import InputFiles, InputPart, local_versions, read_parts
-from indictune.prediction.labelled_parts import (
-    FLAG,
-    LabelledParts,
-    is_folder,
-    label_input,
-)
+from indictune.prediction.labelled_parts import FLAG, LabelledParts, is_folder, label_input
 from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, ServedModel, check_pairs, served_model
 from indictune.prediction.stores import Store, is_url, whole
@@ -151,7 +146,7 @@ def _input(asked: PredictFlags, served: ServedModel, folder: Path) -> InputFiles
     if is_first_process and len(found) > 1:
         try:
             with attributed_to(file.flag):
-                _, windows = next(read_parts(source.parts()[:1], first, lambda part: BadRows(part.file)))
+                _, windows = next(read_parts(source.parts[:1], first, lambda part: BadRows(part.file)))
                 next(windows)
         except UserError as error:  # of one file; the others may be whole
             if asked.bad_rows == "stop" or any(each.code == "column-missing" for each in error.problems):
@@ -166,7 +161,7 @@ def _all_windows(source: InputFiles, asked: PredictFlags, folder: Path) -> Itera
         collectors.append(BadRows(part.file, True) if part.crc is not None else bad_rows(part.file, asked, folder))
         return collectors[-1]
 
-    for part, windows in read_parts(source.parts(), source.file, bad_of):
+    for part, windows in read_parts(source.parts, source.file, bad_of):
         yield from windows
         if part.crc is None and collectors[-1].count:
             print(f"warning: {collectors[-1].left_out()}", file=sys.stderr)
@@ -200,7 +195,7 @@ def _keep_rejected(source: InputFiles, folder: Path, labelled: LabelledParts) ->
         kept = f"{labelled.output}.{REJECTED}"
         if labelled.is_folder:
             kept = labelled.store.path(f"_{REJECTED}")
-            labelled.store.write(f"_{REJECTED}", lambda file: shutil.copyfileobj(rejected.open("rb"), file))
+            labelled.store.write(f"_{REJECTED}", lambda file: file.write(rejected.read_bytes()))
         else:
             shutil.copyfile(rejected, kept)
         print(f"warning: {source.bad.left_out()}", file=sys.stderr)

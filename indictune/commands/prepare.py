@@ -21,7 +21,7 @@ from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
-from indictune.data.spread import on_cluster
+from indictune.data.text.cleaning import on_cluster
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import cache_folder
 from indictune.models.load import check_max_length

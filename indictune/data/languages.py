@@ -99,8 +99,8 @@ def languages_of(texts: Iterable[str]) -> list[str]:
 def _confidence_in(words: set[str]) -> dict[str, float]:
     """How sure lingua is that a word is English, for these words and others: each is looked up once.
 
-    On average over the words of a text, it tells English from romanised Hindi better than one look at the whole text
-    (benchmarks/languages.py), and most words of many tweets are known soon.
+    The mean over the words of a text shows romanised Hindi better than one look at the whole text does
+    (benchmarks/languages.py). Most words of many tweets are known soon.
     """
     if len(_CONFIDENCE) > _MOST_WORDS:
         _CONFIDENCE.clear()

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -84,9 +85,10 @@ def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
         crcs.append(_crc_of(window := named_window(window)))
         rows += window.num_rows
     bad.finish(rows)
-    windows = max(1, -(-len(lines) // _MOST_PARTS), -(-_largest_group(file.path) // WINDOW_ROWS))  # of a part
+    group = _largest_group(file.path)
+    windows = max(1, -(-len(lines) // _MOST_PARTS), -(-group // WINDOW_ROWS))  # of a part
     starts = range(0, len(lines), windows)
-    places, head = _places(file.path, [lines[start] for start in starts])
+    places, head = _places(file.path, [lines[start] for start in starts], in_groups=group > 0)
     parts = []
     for number, start in enumerate(starts):
         end = min(rows, (start + windows) * WINDOW_ROWS)
@@ -96,9 +98,9 @@ def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
     return parts
 
 
-def _places(path: str, lines: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def _places(path: str, lines: Sequence[int], in_groups: bool) -> tuple[list[tuple[int, int]], int]:
     """Where the parts that begin on these lines are in a file, and its head; none if only reading all of it shows."""
-    if _largest_group(path):
+    if in_groups:
         return [(first - 1, after - 1) for first, after in zip(lines, [*lines[1:], _END], strict=True)], 0
     if Path(path).suffix.lower() not in _OF_LINES:
         return [], 0
@@ -178,8 +180,9 @@ class InputFiles:
         """Of one file that was read; None for others."""
         return self.counted[-1].rows[1] if self.counted and self.counted[-1].rows else None
 
+    @cached_property
     def parts(self) -> Sequence[InputPart]:
-        """All parts; raises `UserError` if a file is damaged."""
+        """All parts, for which the ends of many parquet files are read once; `UserError` if a file is damaged."""
         return self.counted or parts_of_files(self.versions, self.bad.skips_damage)
 
 

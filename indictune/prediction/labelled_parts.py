@@ -134,7 +134,7 @@ class LabelledParts:
             raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
         parts = [asdict(part) for part in self.parts]
         known = {"job": self._job, "parts": parts, "done": sorted(self.done), **more}
-        self.store.write(MANIFEST, lambda file: _fill(file, json.dumps(known).encode()))
+        self.store.write(MANIFEST, lambda file: file.write(json.dumps(known).encode()))
 
     def wait_until_open(self) -> bool:
         """Wait for the manifest. False if the first process has written the output file meanwhile."""
@@ -166,7 +166,7 @@ class LabelledParts:
         """Keep the reasons why a part cannot be read; the next command tries it again."""
         reasons = "; ".join(map(str, error.problems))
         content = json.dumps({"file": part.file, "reason": reasons}, ensure_ascii=False)
-        self.store.write(_failed(part), lambda file: _fill(file, content.encode()))
+        self.store.write(_failed(part), lambda file: file.write(content.encode()))
         self.failed.append(part)
 
     def put(self, part: InputPart, batches: Windows) -> None:
@@ -182,7 +182,7 @@ class LabelledParts:
             content = rejected.read_bytes()
             rejected.unlink()
             with self.writing():
-                self.store.write(_rejected(part), lambda file: _fill(file, content))
+                self.store.write(_rejected(part), lambda file: file.write(content))
 
     def finish(self, for_excel: bool = False) -> None:
         """When all parts are labelled, write the output file and remove the folder, or write the whole manifest.
@@ -229,10 +229,6 @@ class LabelledParts:
             raise UserError("output-not-written", self.flag, self.output, way_out, reason=error.strerror) from error
 
 
-def _fill(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-
-
 def _write_arrow(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
     writer = None
     for batch in batches:
@@ -256,7 +252,7 @@ def label_input(
     """
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
     if rank == 0:
-        labelled.open(source.parts)
+        labelled.open(lambda: source.parts)
     elif not labelled.wait_until_open():
         return
     mine = [part for part in labelled.parts if part.number % world_size == rank]
@@ -320,15 +316,20 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[..
     def done() -> int:
         return sum(sizes) - sum(sizes[part.number] for part in pending)
 
-    def look(waits: bool = False) -> int:
-        nonlocal pending, asked, noted
-        now = time.monotonic()
-        if rank == 0 and now - asked > labelled.look_s and (waits or not is_url(labelled.store.folder)):
-            left = (part for part in pending if not labelled.is_settled(part))
-            any(False for _ in islice(left, _MOST_ASKED))
-            asked = time.monotonic()
+    def settle() -> None:
+        nonlocal pending
         pending = [part for part in pending if part.number not in labelled.done and part not in labelled.failed]
         show(done())
+
+    def look(waits: bool = False) -> int:
+        nonlocal asked, noted
+        now = time.monotonic()
+        if waits or now - asked > labelled.look_s:  # with many parts, not after each of them
+            left = (part for part in pending if not labelled.is_settled(part))
+            if rank == 0 and (waits or not is_url(labelled.store.folder)):
+                any(False for _ in islice(left, _MOST_ASKED))
+            settle()
+            asked = time.monotonic()
         if rank == 0 and labelled.is_folder and now - noted > _TELL_EVERY_S:
             labelled.note()
             noted = now
@@ -338,6 +339,7 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[..
         pending = [part for part in pending if not labelled.is_done(part)]
     with labelling_progress(sum(sizes), done(), is_shown=rank == 0, unit=unit) as show:
         yield look
+        settle()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
+from indictune.data.read.open_files import version_in
 from indictune.errors import UserError
 
 _URL = re.compile("[a-z][a-z0-9+.-]+://")
@@ -24,7 +25,7 @@ _WAITS_S = (1.0, 5.0, 20.0, 60.0, 120.0)  # before a store is asked again
 _REFUSED = re.compile("credential|token|denied|forbidden|unauthori|expired|AccessKey|Signature|NoSuchBucket", re.I)
 _MISSING = re.compile("404|NoSuchKey|not found", re.I)
 Result = TypeVar("Result")
-Fill = Callable[[BinaryIO], None]
+Fill = Callable[[BinaryIO], object]
 
 
 def is_url(path: str) -> bool:
@@ -111,10 +112,7 @@ class Store:
         except FileNotFoundError:
             raise UserError("no-such-file", self.flag, pattern) from None
         about = {self.disk.unstrip_protocol(file): info for file, info in sorted(found.items())}
-        # The first that a store gives: a list and a single question write dates differently.
-        known = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "mtime")
-        versions = {file: next((info[name] for name in known if info.get(name)), "") for file, info in about.items()}
-        return {file: f"{about[file].get('size')} {version}" for file, version in versions.items()}
+        return {file: f"{info.get('size')} {version_in(info) or ''}" for file, info in about.items()}
 
     def _listed(self, pattern: str) -> dict[str, Any]:
         import fsspec

@@ -34,7 +34,7 @@ from indictune.data.cache import (
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
-from indictune.data.spread import is_on_cluster, spread
+from indictune.data.text.cleaning import is_on_cluster, spread
 from indictune.errors import Problems, UserError, problem
 from indictune.files import content_digest
 from indictune.upstream import digest_of_split
