@@ -4,8 +4,8 @@
 
 DATA has the folders `sentiment` and `sft`. English is the truth of the `sft` files alone. Tweets and comments in
 Latin letters mix languages, and some of them are English: a lower share there is better, and zero is not the truth.
-Each way runs in its own process, on texts in Latin letters. It gives each text a score for English, and the threshold
-is the one at which it finds as many of the first three words of English texts as the detector in use. Rows per second
+Each way runs in its own process, on texts in Latin letters. It gives each text a score for English. Its threshold is
+where it finds as many of the first three words of English texts as the detector in use. Rows per second
 leave out the loading of models. Packages that are not installed are named and left out.
 """
 
@@ -154,7 +154,8 @@ def main() -> None:
     wanted = np.mean(next(iter(ways.values()))["scores"][SHORTEST])
     for numbers in ways.values():
         scores = numbers.pop("scores")
-        threshold = np.quantile(scores[SHORTEST], 1 - wanted, method="lower")
+        # A text without a score is English at no threshold.
+        threshold = max(np.quantile(scores[SHORTEST], 1 - wanted, method="lower"), np.finfo(np.float64).tiny)
         numbers["called_english"] = {name: round(float(np.mean(of >= threshold)), 4) for name, of in scores.items()}
         numbers["threshold"] = float(threshold)
     body = [

@@ -78,9 +78,7 @@ def known_digest(path: str) -> str:
             return record.read_text(encoding="ascii")
         digest = content_digest(path)
         record.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = record.with_name(f"{record.name}.{os.getpid()}")
-        unfinished.write_text(digest, encoding="ascii")
-        unfinished.replace(record)
+        write_whole(record, digest)
     except OSError:  # the cache is reported where its content is missed
         return content_digest(path)
     return digest

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests.test_docs import blocks, commands, of_repository
 
 BLOCKS = blocks(ROOT / "docs/several_nodes.md")
 SKYPILOT = ROOT / "scripts/skypilot/train.yaml"
-(RAY,) = (block.content for block in BLOCKS if block.language == "python")
 ADDRESS, PORT, NODES = "10.0.0.7", "29500", 2
 # In place of a launcher: it prints what it was given.
 STAND_IN = '#!/bin/sh\nexec {python} -c "import json, sys; print(json.dumps(sys.argv[1:]))" "$@"\n'
@@ -169,37 +167,10 @@ def test_skypilot_knows_every_field_of_its_task() -> None:
             sky.Task.from_yaml_config(yaml.safe_load(text.replace(f"{field}:", f"{field}x:")))
 
 
-def test_ray_starts_torchrun_on_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray is no dependency. The example was run once with Ray 2.60, on CPUs, with one process a worker."""
-    given: dict[str, Any] = {}
-
-    def trainer(start_node: Any, **settings: Any) -> SimpleNamespace:
-        given.update(settings, start_node=start_node)
-        return SimpleNamespace(fit=lambda: None)
-
-    rank = SimpleNamespace(get_world_size=lambda: NODES, get_world_rank=lambda: 1)
-    train, torch = ModuleType("ray.train"), ModuleType("ray.train.torch")
-    vars(train).update(FailureConfig=dict, RunConfig=dict, ScalingConfig=dict, get_context=lambda: rank)
-    vars(torch).update(TorchConfig=dict, TorchTrainer=trainer)
-    for name, module in {"ray": SimpleNamespace(train=train), "ray.train": train, "ray.train.torch": torch}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setenv("MASTER_ADDR", ADDRESS)
-    monkeypatch.setenv("RANK", "1")
-    exec(compile(RAY, "several_nodes.md", "exec"), scope := {})  # type: ignore[var-annotated]
-    assert given["scaling_config"]["num_workers"] == NODES
-    runs: list[tuple[list[str], dict[str, Any]]] = []
-    monkeypatch.setattr(subprocess, "run", lambda words, **more: runs.append((words, more)))
-    scope["start_node"]()
-    ((words, more),) = runs
-    assert words[0] == "torchrun"
-    assert "RANK" not in more["env"]
-    check(words[1:], rank=1)
-
-
 def test_the_commands_have_flags_that_their_launchers_know() -> None:
     words = [each for block in BLOCKS if block.language == "bash" for each in commands(block.content)]
     by_launcher = {each[0]: each[1:] for each in words}
-    assert by_launcher.keys() == {"sbatch", "torchrun", "accelerate", "deepspeed", "docker", "sky"}
+    assert by_launcher.keys() == {"sbatch", "torchrun", "accelerate", "deepspeed", "docker", "sky", "indictune"}
     assert (ROOT / by_launcher["sky"][1]).is_file()
     known = re.findall(r"^ARG (\w+)=", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     page = (ROOT / "docs/several_nodes.md").read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def until_stopped(command: Callable[[], int]) -> int:
 
 
 _ALL = (
-    Verb("train", "train by a recipe, on the GPUs of this machine",
+    Verb("train", "train by a recipe, on the GPUs of this machine or of a Ray cluster",
          ("RECIPE.yaml | sentiment|llama|ner|mlm|clm --train_file F",), takes_run=True, listens=True),
     Verb("recipes", "list or copy recipes, strategy files, scripts; fetch an encoder",
          ("[NAME ...] [--to FOLDER] | --weights",), listens=True),

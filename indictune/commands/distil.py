@@ -37,7 +37,8 @@ from indictune.hub.card import write_card
 from indictune.models.atomic_folder import MODEL_FILES
 from indictune.models.student import write_student
 from indictune.models.trusted_files import ADAPTER_CONFIG
-from indictune.prediction.labelled_parts import InputFiles, LabelledParts, label_input
+from indictune.prediction.input_parts import InputFiles
+from indictune.prediction.labelled_parts import LabelledParts, label_input
 from indictune.prediction.labelled_rows import cleaned_texts, text_file
 from indictune.prediction.served_classifier import Classifier, ServedModel, load_served_classifier, served_model
 from indictune.preflight.checks import preflight

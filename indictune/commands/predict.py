@@ -24,23 +24,19 @@ from indictune.data.read.open_files import files_named
 from indictune.distributed.launch import rank_of, read_launch
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 from indictune.files import NO_ROOM, REFUSED, check_outside_checkpoints
-from indictune.models.adapters import config_file
+from indictune.models.adapters import base_of
+from indictune.models.atomic_folder import MODEL_FILES
+from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.prediction import labelled_rows
-from indictune.prediction.input_parts import read_parts
-from indictune.prediction.labelled_parts import (
-    FLAG,
-    InputFiles,
-    LabelledParts,
-    is_folder,
-    label_input,
-    local_versions,
-)
+from indictune.prediction.input_parts import InputFiles, InputPart, local_versions, read_parts
+from indictune.prediction.labelled_parts import FLAG, LabelledParts, is_folder, label_input
 from indictune.prediction.labelled_rows import TextFile, label, text_batch
 from indictune.prediction.served_classifier import Classifier, ServedModel, check_pairs, served_model
 from indictune.prediction.stores import Store, is_url, whole
-from indictune.prediction.written_rows import MOST_SHEET_ROWS, as_json_lines, writer_of
+from indictune.prediction.written_rows import KINDS, MOST_SHEET_ROWS, as_json_lines, writer_of
 from indictune.ray_cluster import cluster
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
+from indictune.upstream import versions_of
 
 _RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
 
@@ -111,7 +107,9 @@ def _predict(asked: PredictFlags) -> None:
             with cluster(asked.ray_address):
                 from indictune.prediction.on_ray import label_on_ray  # slow to import, and of an extra
 
-                label_on_ray(source, LabelledParts(str(asked.output_file), job_of(source, served)), asked)
+                labelled = LabelledParts(str(asked.output_file), job_of(source, served))
+                label_on_ray(source, labelled, asked)
+            _keep_rejected(source, Path(folder), labelled)
             return
         classifier = Classifier(served, asked.max_tokens_per_device)
         if source is None:
@@ -120,14 +118,14 @@ def _predict(asked: PredictFlags) -> None:
             windows = iter([text_batch(texts)]) if asked.text else labelled_rows.standard_input(are_pairs)
             _answer(windows, classifier, asked.output_file, asked.excel)
         elif asked.output_file is None:
-            _answer(_all_windows(source), classifier, None)
+            _answer(_all_windows(source, asked, Path(folder)), classifier, None)
             if source.bad.count:
                 print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         else:
             labelled = LabelledParts(asked.output_file, job_of(source, served))
             label_input(source, labelled, partial(label, classifier), asked, asked.excel)
             if rank_of(os.environ) == 0:
-                _keep_rejected(source, Path(folder), Path(asked.output_file))
+                _keep_rejected(source, Path(folder), labelled)
 
 
 def _input(asked: PredictFlags, served: ServedModel, folder: Path) -> InputFiles:
@@ -146,17 +144,27 @@ def _input(asked: PredictFlags, served: ServedModel, folder: Path) -> InputFiles
     versions = found if is_url(named) else local_versions(found)
     source = InputFiles(first, {path: str(version) for path, version in versions.items()}, bad)
     if is_first_process and len(found) > 1:
-        with attributed_to(file.flag):
-            _, windows = next(read_parts(source.parts()[:1], first, lambda part: bad_rows(part.file, asked, folder)))
-            next(windows)
+        try:
+            with attributed_to(file.flag):
+                _, windows = next(read_parts(source.parts[:1], first, lambda part: BadRows(part.file)))
+                next(windows)
+        except UserError as error:  # of one file; the others may be whole
+            if asked.bad_rows == "stop" or any(each.code == "column-missing" for each in error.problems):
+                raise
     return source
 
 
-def _all_windows(source: InputFiles) -> Iterator[pa.RecordBatch]:
-    for _, windows in read_parts(
-        source.parts(), source.file, lambda part: BadRows(part.file, source.bad.skips_damage)
-    ):
+def _all_windows(source: InputFiles, asked: PredictFlags, folder: Path) -> Iterator[pa.RecordBatch]:
+    collectors = list[BadRows]()
+
+    def bad_of(part: InputPart) -> BadRows:
+        collectors.append(BadRows(part.file, True) if part.crc is not None else bad_rows(part.file, asked, folder))
+        return collectors[-1]
+
+    for part, windows in read_parts(source.parts, source.file, bad_of):
         yield from windows
+        if part.crc is None and collectors[-1].count:
+            print(f"warning: {collectors[-1].left_out()}", file=sys.stderr)
 
 
 def _answer(
@@ -174,16 +182,22 @@ def _answer(
 def job_of(source: InputFiles, served: ServedModel) -> dict[str, Any]:
     """All that the labels depend on: the files, the model, and how texts are read."""
     folder = Path(served.args.model_name_or_path)
-    model = local_versions(map(str, [config_file(folder), *sorted(folder.glob("*.safetensors"))]))
+    folders = [folder, *([Path(base_of(folder).name)] if (folder / ADAPTER_CONFIG).is_file() else [])]
+    files = sorted({path for each in folders for pattern in MODEL_FILES for path in each.glob(pattern)})
+    model = [local_versions(map(str, files)), versions_of(("tokenizers", "transformers"))]
     columns = {"wanted": asdict(source.file.wanted), "skips_damage": source.bad.skips_damage}
     return {"files": source.versions, "model": model, "reading": asdict(served.reading), **columns}
 
 
-def _keep_rejected(source: InputFiles, folder: Path, output: Path) -> None:
+def _keep_rejected(source: InputFiles, folder: Path, labelled: LabelledParts) -> None:
     rejected = folder / REJECTED
     if rejected.exists():
-        kept = output.with_name(f"{output.name}.{REJECTED}")
-        shutil.copyfile(rejected, kept)
+        kept = f"{labelled.output}.{REJECTED}"
+        if labelled.is_folder:
+            kept = labelled.store.path(f"_{REJECTED}")
+            labelled.store.write(f"_{REJECTED}", lambda file: file.write(rejected.read_bytes()))
+        else:
+            shutil.copyfile(rejected, kept)
         print(f"warning: {source.bad.left_out()}", file=sys.stderr)
         print(f"Rows that were left out, with reasons: {kept}", file=sys.stderr)
 
@@ -191,7 +205,7 @@ def _keep_rejected(source: InputFiles, folder: Path, output: Path) -> None:
 def check_output(path: str) -> None:
     """Refuse an output that exists, of an unknown kind, or in no folder. A folder goes on."""
     if is_folder(path):
-        if is_url(path) and Path(path).suffix:
+        if not path.endswith("/") and is_url(path) and Path(path).suffix.lower() in KINDS:
             raise UserError("output-url-of-file", FLAG, path)
         return
     writer_of(path)

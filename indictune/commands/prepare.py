@@ -21,8 +21,8 @@ from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
 from indictune.data.read.row_sources import SPLITS
-from indictune.data.spread import on_cluster
-from indictune.errors import Problems, UserError, problems_of
+from indictune.data.text.cleaning import on_cluster
+from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.files import cache_folder
 from indictune.models.load import check_max_length
 from indictune.preflight.derive import plan_of_rows
@@ -50,6 +50,9 @@ def run_prepare(flags: Mapping[str, list[str]]) -> int:
     started = time.monotonic()
     recipe, task = task_of_flags(flags, PrepareFlags)
     engine = recipe.problems.attempt(recipe.build, PrepareFlags)
+    if engine is not None and engine.engine == "ray" and task.name != "classification":
+        recipe.problems.append(problem("no-effect", "--engine", "ray", other=f"the task {task.name}"))
+        engine = None
     with ExitStack() as stack:
         if engine is not None and engine.engine == "ray":
             stack.enter_context(cluster(engine.ray_address))

@@ -14,7 +14,7 @@ from indictune.commands.train import Asked, read_asked, with_defaults
 from indictune.config.command_line import DATA_SOURCE_FIELDS, DECIDED, FILES_OF_ROWS, flags_of, to_words
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import read_arguments, read_recipe
-from indictune.config.shared_arguments import Checked, flag
+from indictune.config.shared_arguments import EngineArguments, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.doctor.run_files import row_digests
@@ -22,6 +22,7 @@ from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.breakdown import WORST, near_names
 from indictune.files import AUTO
 from indictune.preflight.derive import plan_of_rows
+from indictune.ray_cluster import cluster
 from indictune.stop_signals import EXIT_RESUMABLE, Stopped
 from indictune.supervise.run_folder import check_free, make_folder
 from indictune.sweep.definition import SweepPlan, Words, check_definition, ends_of, read_space
@@ -36,7 +37,7 @@ _LAUNCH = {"strategy", "num_processes"}
 
 
 @dataclass
-class SweepFlags(Checked):
+class SweepFlags(EngineArguments):
     """What is tried, and how often. The other flags are those of the run."""
 
     seeds: int = flag(1, "Try each setting with this many seeds: --seed and those after it.")
@@ -47,7 +48,7 @@ class SweepFlags(Checked):
     metric: str | None = flag(None, "Score that compares settings. Default: --metric_for_best_model.")
     storage: str | None = flag(None, "URL of a database that sweeps share. Default: sweep.db in the sweep's folder.")
     strategy: str | None = flag(None, "A file of accelerate_configs/ that starts each run, as of `indictune train`.")
-    num_processes: int | None = flag(None, "Processes of each run, as of `indictune train`.")
+    num_processes: int | None = flag(None, "Processes of each run, as of `indictune train`; on a Ray cluster 1.")
 
     def check(self) -> Iterator[Problem]:
         """Refuse a grid with a search, and flags of a search without one."""
@@ -74,7 +75,11 @@ def run_sweep(flags: Mapping[str, list[str]]) -> int:
 
     show_and_write()
     try:
-        trials.run_all(show_and_write)
+        if flags.get("engine") == ["ray"]:
+            with cluster(" ".join(flags.get("ray_address", [])) or None, shows_output=False):
+                trials.run_all_on_cluster(show_and_write, int(flags.get("num_processes", ["1"])[0]))
+        else:
+            trials.run_all(show_and_write)
     except Stopped:
         print("indictune: stopped, and nothing is lost. The same command continues the sweep.", file=sys.stderr)
         return EXIT_RESUMABLE

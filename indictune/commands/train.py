@@ -6,27 +6,25 @@ import logging
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from indictune.config import command_line
 from indictune.config.command_line import SCRIPTS, WORDS, flags_of
 from indictune.config.early_values import value_problems
 from indictune.config.foreign_recipes import tool_of, translate
-from indictune.config.shared_arguments import ENOUGH_STEPS, Checked, flag
+from indictune.config.shared_arguments import ENOUGH_STEPS, EngineArguments, flag
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import Problem, Problems, UserError, problem
 from indictune.files import AUTO, json_or_nothing
 from indictune.models import fetched
-from indictune.stop_signals import OF_SCHEDULERS, killed_processes
+from indictune.ray_cluster import RankCommand, cluster, processors, run_ranks
+from indictune.stop_signals import killed_processes
 from indictune.supervise import run_folder
 from indictune.versions import FOLDER, as_seen_from_here, recipes, script
 
@@ -55,10 +53,12 @@ _OF_TEXTS = {
 _INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
 _SECONDS_FOR_THE_HUB = 3
 _SHARING_KEYS = ("mlm", "clm", "dpo")
+_NUMBERS = ("num_processes", "num_workers")
+_LAUNCH = ("engine", "ray_address", "strategy", *_NUMBERS)
 
 
 @dataclass
-class TrainFlags(Checked):
+class TrainFlags(EngineArguments):
     """How the run is started. The other flags are those of its task."""
 
     strategy: str | None = flag(
@@ -67,15 +67,22 @@ class TrainFlags(Checked):
     num_processes: int | None = flag(
         None, "Processes on this machine. Default: as the strategy file says, or one for each GPU."
     )
+    num_workers: int | None = flag(None, "Ranks on the Ray cluster. Default: one for each of its GPUs, or one.")
     dry_run: bool = flag(False, "Print the plan, the tokens and the memory of the run, and stop.")
     convert: str | None = flag(
         None, "Write a recipe of axolotl, LLaMA-Factory, ms-swift or TRL as one of ours to this file, and stop."
     )
 
+    def check(self) -> Iterator[Problem]:
+        """Refuse the number of processes of the other engine."""
+        yield from super().check()
+        other = "num_processes" if self.engine == "ray" else "num_workers"
+        if (value := getattr(self, other)) is not None:
+            yield problem("no-effect", f"--{other}", value, other=f"--engine {self.engine}")
+
     def given(self) -> dict[str, list[str]]:
         """Those that say where the run takes place."""
-        launch = {"strategy": self.strategy, "num_processes": self.num_processes}
-        return {name: [str(value)] for name, value in launch.items() if value is not None}
+        return {name: [str(value)] for name in _LAUNCH if (value := getattr(self, name)) not in (None, "local")}
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,16 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
         code, asked = _pretrain(asked, recipe)
         if code:
             return code
-    launcher = choose_launcher(asked.launch.strategy, asked.launch.num_processes)
+    if asked.launch.engine == "ray":
+        with cluster(asked.launch.ray_address, shows_output=False):
+            kind, counts = processors("--num_workers", asked.launch.num_workers or 1)
+            return _start(asked, asked.launch.num_workers or (sum(counts) if kind == "GPU" else 1), kind)
+    return _start(asked, asked.launch.num_processes)
+
+
+def _start(asked: Asked, processes: int | None, kind: str = "") -> int:
+    """Start so many processes, on processors of a kind of a Ray cluster. None: as many as the strategy says, here."""
+    launcher = choose_launcher(asked.launch.strategy, processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     if launcher.machines > 1:  # num_processes of the file counts those of all; accelerate starts each one's
         options = [*launcher.options_of_machines(), "--machine_rank", "0"]
@@ -126,12 +142,17 @@ def run_train(flags: Mapping[str, list[str]]) -> int:
 
         log_to_console()
         return dry_run(asked.task, asked.words(), launcher.environment())
+    if kind:
+        found, ours = launcher.environment().items(), "INDICTUNE_"
+        variables = {name: value for name, value in found if os.environ.get(name) != value or name.startswith(ours)}
+        places = asked.output_dir, asked.value("resume_from_checkpoint"), os.getcwd()
+        return run_ranks(RankCommand(SCRIPTS[asked.task], asked.words(), variables, *places), launcher.processes, kind)
     typed = ["accelerate", "launch", *launcher.options(), str(path), *asked.words()]
     print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)
     command = launcher.command(path, asked.words())
     if launcher.is_one_process:
         return _run_alone(command, asked, launcher)
-    return _run(command, Path(asked.output_dir))
+    return run_folder.run_launcher(command, Path(asked.output_dir))
 
 
 def read_asked(given: Sequence[str] | Mapping[str, list[str]]) -> Asked:
@@ -256,7 +277,7 @@ def _pretrain(asked: Asked, recipe: str) -> tuple[int, Asked]:
     checked = second if json_or_nothing(Path(folder, "metrics.json")) else asked
     launch = command_line.to_flags(asked.launch.given())
     command = [sys.executable, "-m", "indictune", "train", asked.task, *checked.words(), *launch, "--dry_run"]
-    return _wait_for(command) or run_train(before_labels(asked, recipe, folder)), second
+    return run_folder.wait_for(command) or run_train(before_labels(asked, recipe, folder)), second
 
 
 def before_labels(asked: Asked, recipe: str, folder: str) -> dict[str, list[str]]:
@@ -321,17 +342,21 @@ def recipe_path(named: str) -> Path:
 
 def _launch(flags: dict[str, list[str]], problems: Problems) -> TrainFlags:
     """Take the flags of the command itself out of `flags`."""
-    strategy = " ".join(flags.pop("strategy", [])) or None
-    processes = " ".join(flags.pop("num_processes", [])) or None
+    given: dict[str, Any] = {name: text for name in _LAUNCH if (text := " ".join(flags.pop(name, [])))}
     dry_run = " ".join(flags.pop("dry_run", ["false"])).lower() or "true"
-    if processes is not None and not (processes.isdecimal() and int(processes) > 0):
-        problems.append(problem("expected-at-least", "--num_processes", processes, smallest=1))
-        processes = None
+    for name in given.keys() & _NUMBERS:
+        number = given.pop(name)
+        if number.isdecimal() and int(number) > 0:
+            given[name] = int(number)
+        else:
+            problems.append(problem("expected-at-least", f"--{name}", number, smallest=1))
+    if (engine := given.get("engine", "local")) not in ("local", "ray"):
+        problems.append(problem("no-such-name", "--engine", engine, kind="engine", known="local, ray"))
     if "deepspeed" in flags:
         problems.append(problem("deepspeed-of-launcher", "--deepspeed", " ".join(flags.pop("deepspeed"))))
     if dry_run not in ("true", "false"):
         problems.append(problem("wrong-type", "--dry_run", dry_run, reason="expected true or false"))
-    return TrainFlags(strategy, None if processes is None else int(processes), dry_run == "true")
+    return problems.attempt(TrainFlags, **given, dry_run=dry_run == "true") or TrainFlags()
 
 
 def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> str:
@@ -364,7 +389,7 @@ def _free_folder(folder: Path, may_exist: bool) -> Path:
 def _run_alone(command: Sequence[str], asked: Asked, launcher: Launcher) -> int:
     """Run one process. If the kernel kills it for lack of memory, this process says so."""
     kills = killed_processes()
-    code = _wait_for(command)
+    code = run_folder.wait_for(command)
     if code == -signal.SIGKILL and killed_processes() > kills:
         from indictune.commands.dry_run import answer_to_kill
 
@@ -372,22 +397,3 @@ def _run_alone(command: Sequence[str], asked: Asked, launcher: Launcher) -> int:
         run_folder.write_status(Path(asked.output_dir), "failed", answer)
         print(f"indictune: {answer}", file=sys.stderr)
     return 128 - code if code < 0 else code
-
-
-def _run(command: Sequence[str], output_dir: Path) -> int:
-    """Run a launcher. Exit codes of ranks do not survive it, so what rank 0 wrote here, or in the folder, gives it."""
-    began = time.time()
-    with TemporaryDirectory(prefix="indictune-") as folder:
-        status = Path(os.environ.get(command_line.STATUS_FILE, f"{folder}/status.json"))
-        code = _wait_for(command, **{command_line.STATUS_FILE: str(status)})
-        state = (json_or_nothing(status) or run_folder.status_since(output_dir, began)).get("state")
-    return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
-
-
-def _wait_for(command: Sequence[str], **variables: str) -> int:
-    environ = {**os.environ, command_line.LAUNCHED_BY: str(os.getpid()), **variables}
-    with subprocess.Popen(command, env=environ) as launched:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
-        for number in OF_SCHEDULERS:
-            signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))
-        return launched.wait()

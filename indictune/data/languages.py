@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +89,7 @@ def languages_of(texts: Iterable[str]) -> list[str]:
     latin = [index for index, language in enumerate(languages) if language == LATIN]
     if latin:
         in_words = [_LATIN_WORD.findall(words[index][:_HEAD].lower()) for index in latin]
-        confidence = _confidence_in({word for of_text in in_words for word in of_text})
+        confidence = _confidence_in(set(chain.from_iterable(in_words)))
         for index, of_text in zip(latin, in_words, strict=True):
             if sum(map(confidence.__getitem__, of_text)) >= _SURE * max(len(of_text), 1):
                 languages[index] = ENGLISH
@@ -98,8 +99,8 @@ def languages_of(texts: Iterable[str]) -> list[str]:
 def _confidence_in(words: set[str]) -> dict[str, float]:
     """How sure lingua is that a word is English, for these words and others: each is looked up once.
 
-    On average over the words of a text, it tells English from romanised Hindi better than one look at the whole text
-    (benchmarks/languages.py), and most words of many tweets are known soon.
+    The mean over the words of a text shows romanised Hindi better than one look at the whole text does
+    (benchmarks/languages.py). Most words of many tweets are known soon.
     """
     if len(_CONFIDENCE) > _MOST_WORDS:
         _CONFIDENCE.clear()
@@ -116,12 +117,12 @@ _CONFIDENCE: dict[str, float] = {}
 
 def languages_of_scripts(texts: Sequence[str]) -> list[str]:
     """For each text, the language that the script of most letters stands for, `und-Latn` or `und`."""
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    lengths = np.fromiter(map(len, texts), np.int32, len(texts))
     points = np.frombuffer("".join(texts).encode("utf-32-le", errors="surrogatepass"), np.uint32)
     numbers = _script_numbers()[np.minimum(points, _LAST_LETTER + 1)]
-    rows = np.repeat(np.arange(len(texts)), np.diff(ends, prepend=0))
     kinds = len(_BY_NUMBER)
-    counts = np.bincount(rows * kinds + numbers, minlength=len(texts) * kinds).reshape(-1, kinds)[:, 1:]
+    places = np.repeat(np.arange(len(texts), dtype=np.int32) * np.int32(kinds), lengths) + numbers
+    counts = np.bincount(places, minlength=len(texts) * kinds).reshape(-1, kinds)[:, 1:]
     most = counts.max(axis=1)
     found = [
         _LANGUAGE_OF_SCRIPT.get(_BY_NUMBER[number + 1], UNDETERMINED) for number in counts.argmax(axis=1).tolist()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,10 +21,10 @@ from indictune.data.bad_rows import BadRows
 from indictune.data.read.arrow_files import arrow_errors
 from indictune.data.read.delimited import DELIMITERS
 from indictune.data.read.open_files import opened
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, attributed_to
 from indictune.files import kind_of_file
 from indictune.prediction.labelled_rows import LINES, WINDOW_ROWS, TextFile, named_window
-from indictune.prediction.stores import is_url, stored_file
+from indictune.prediction.stores import Store, is_url, stored_file
 
 _OF_LINES = (*DELIMITERS, ".jsonl", ".ndjson", LINES)
 _MOST_PARTS = 1_024  # of a file that is read before: each is a file that is looked for
@@ -29,6 +32,7 @@ _ROWS_OF_GROUPS = 65_536  # that row groups of a parquet file have together, if 
 _END = 1 << 62
 
 Windows = Iterator[pa.RecordBatch]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class InputPart:
         place: the first byte of its lines and the one behind them, or of parquet its rows; None for the whole file.
         head: bytes at the begin of the file that each of its parts needs, such as a csv file's header.
         crc: of its rows, as they were read before; None if they were not.
+        version: what changes when the content of a file that was not read before does.
     """
 
     number: int
@@ -49,6 +54,7 @@ class InputPart:
     place: tuple[int, int] | None = None
     head: int = 0
     crc: int | None = None
+    version: str = ""
 
     @property
     def name(self) -> str:
@@ -63,6 +69,14 @@ class InputPart:
         return InputPart(**{**content, **pairs})
 
 
+def version_of(file: str) -> str:
+    """What changes when the content of a file does."""
+    if is_url(file):
+        return next(iter(Store(file, "--input_file").files(file).values()))
+    status = os.stat(file)
+    return f"{os.path.abspath(file)} {status.st_size} {status.st_mtime_ns}"
+
+
 def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
     """The parts of a local file, which is read to its end, so that it is refused before the weights are read."""
     lines, crcs, rows = list[int](), list[int](), 0
@@ -71,9 +85,10 @@ def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
         crcs.append(_crc_of(window := named_window(window)))
         rows += window.num_rows
     bad.finish(rows)
-    windows = -(-len(lines) // _MOST_PARTS) or 1  # of a part
+    group = _largest_group(file.path)
+    windows = max(1, -(-len(lines) // _MOST_PARTS), -(-group // WINDOW_ROWS))  # of a part
     starts = range(0, len(lines), windows)
-    places, head = _places(file.path, [lines[start] for start in starts])
+    places, head = _places(file.path, [lines[start] for start in starts], in_groups=group > 0)
     parts = []
     for number, start in enumerate(starts):
         end = min(rows, (start + windows) * WINDOW_ROWS)
@@ -83,9 +98,9 @@ def counted_parts(file: TextFile, bad: BadRows) -> list[InputPart]:
     return parts
 
 
-def _places(path: str, lines: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def _places(path: str, lines: Sequence[int], in_groups: bool) -> tuple[list[tuple[int, int]], int]:
     """Where the parts that begin on these lines are in a file, and its head; none if only reading all of it shows."""
-    if path.lower().endswith(".parquet"):
+    if in_groups:
         return [(first - 1, after - 1) for first, after in zip(lines, [*lines[1:], _END], strict=True)], 0
     if Path(path).suffix.lower() not in _OF_LINES:
         return [], 0
@@ -102,18 +117,29 @@ def _places(path: str, lines: Sequence[int]) -> tuple[list[tuple[int, int]], int
     return list(zip(starts, [*starts[1:], at], strict=True)), starts[0] if starts else 0
 
 
-def parts_of_files(files: Sequence[str], keeps_damaged: bool) -> list[InputPart]:
-    """Parts of many files, of which only the ends of parquet files are read.
+def _largest_group(path: str) -> int:
+    """Rows of the largest row group of a parquet file; 0 if a part of it would read much more than its rows."""
+    if not path.lower().endswith(".parquet"):
+        return 0
+    with arrow_errors(path):
+        metadata = pq.read_metadata(path)
+    rows = max((metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)), default=0)
+    return rows if rows <= _ROWS_OF_GROUPS else 0
+
+
+def parts_of_files(versions: Mapping[str, str], keeps_damaged: bool) -> list[InputPart]:
+    """Parts of many files by their versions. Only the ends of parquet files are read.
 
     Raises `UserError` for damaged ones, or keeps each as one part, of which the reason comes when it is read.
     """
     parts, problems = list[InputPart](), Problems()
-    for file in files:
+    for file, version in versions.items():
         places: list[tuple[int, int] | None] = [None]
         if file.lower().endswith(".parquet"):
-            with problems.collecting(), arrow_errors(file), stored_file(file).opened() as source:
-                places = list(_groups_of_rows(pq.read_metadata(source)))
-        parts += [InputPart(len(parts) + number, file, place, place) for number, place in enumerate(places)]
+            with problems.collecting():
+                places = list(_groups_of_rows(_of_file(file, pq.read_metadata)))
+        numbered = enumerate(places, len(parts))
+        parts += [InputPart(number, file, place, place, version=version) for number, place in numbered]
     if not keeps_damaged:
         problems.raise_any()
     return parts
@@ -128,22 +154,61 @@ def _groups_of_rows(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
             first = end
 
 
+@dataclass(frozen=True)
+class InputFiles:
+    """Files of texts: which columns are read, and of each path or URL what changes when its content does.
+
+    `counted` are the parts of one local file whose rows were read once; `bad` its rows that cannot be read.
+    """
+
+    file: TextFile
+    versions: Mapping[str, str]
+    bad: BadRows
+    counted: Sequence[InputPart] = ()
+
+    @classmethod
+    def of(cls, file: TextFile, bad: BadRows) -> InputFiles:
+        """A local file, read to its end, so that it is refused before the weights are read."""
+        with attributed_to(file.flag):
+            parts = counted_parts(file, bad)
+        for remark in bad.remarks:
+            print(f"{file.flag} {remark}", file=sys.stderr)
+        return cls(file, local_versions([file.path]), bad, parts)
+
+    @property
+    def rows(self) -> int | None:
+        """Of one file that was read; None for others."""
+        return self.counted[-1].rows[1] if self.counted and self.counted[-1].rows else None
+
+    @cached_property
+    def parts(self) -> Sequence[InputPart]:
+        """All parts, for which the ends of many parquet files are read once; `UserError` if a file is damaged."""
+        return self.counted or parts_of_files(self.versions, self.bad.skips_damage)
+
+
+def local_versions(paths: Iterable[str]) -> dict[str, str]:
+    """What changes when the content of local files does."""
+    return {path: version_of(path) for path in paths}
+
+
 def read_parts(
     parts: Iterable[InputPart], file: TextFile, bad_of: Callable[[InputPart], BadRows]
 ) -> Iterator[tuple[InputPart, Windows]]:
     """The rows of each part, in windows; those of a part must be taken before the next part's.
 
     `file` says which columns are read. `bad_of` makes a collector of a part's bad rows. The windows raise `UserError`
-    if a file cannot be read, or changed since its rows were counted.
+    for bad rows of a part that was not read before, and if a file cannot be read, or changed meanwhile.
     """
     together = dict[str, list[InputPart]]()  # of files that can only be read as a whole
     for part in parts:
         if part.rows is not None and part.place is None:
             together.setdefault(part.file, []).append(part)
         else:
-            yield part, _checked(part, _windows(part, file, bad_of(part)))
+            bad = bad_of(part)
+            yield part, _checked(part, _windows(part, file, bad), bad)
     for path, some in together.items():
-        whole = replace(file, path=path).windows(bad_of(some[0]))
+        bad = bad_of(some[0])
+        whole = replace(file, path=path).windows(bad)
         at = 0
         for part in some:
             assert part.rows is not None
@@ -151,7 +216,7 @@ def read_parts(
             for _ in range(at, first):
                 next(whole)
             at = end
-            yield part, _checked(part, (next(whole) for _ in range(first, end)))
+            yield part, _checked(part, (next(whole) for _ in range(first, end)), bad)
 
 
 def _windows(part: InputPart, file: TextFile, bad: BadRows) -> Windows:
@@ -163,12 +228,19 @@ def _windows(part: InputPart, file: TextFile, bad: BadRows) -> Windows:
             raise UserError(problems=Problems(named)) from error
 
 
-def _checked(part: InputPart, windows: Windows) -> Windows:
-    crcs = []
+def _checked(part: InputPart, windows: Windows, bad: BadRows) -> Windows:
+    crcs, rows = [], 0
     for window in windows:
-        crcs.append(_crc_of(window))
+        rows += window.num_rows
+        if part.crc is not None:
+            crcs.append(_crc_of(window))
         yield window
-    if part.crc is not None and _crc_of_all(crcs) != part.crc:
+    if part.crc is None:
+        bad.finish(rows)
+        is_same = part.version == version_of(part.file)
+    else:
+        is_same = part.crc == _crc_of_all(crcs)
+    if not is_same:
         raise UserError("input-changed", "--input_file", part.file)
 
 
@@ -191,14 +263,33 @@ def _local(part: InputPart) -> Iterator[str]:
         if part.place is None:
             store.fetch(path)
         elif kind_of_file(part.file) == ".parquet":
-            with arrow_errors(part.file), store.opened() as source:
-                _copy_rows(source, path, *part.place)
+            first, end = part.place
+            _of_file(part.file, lambda source: _copy_rows(source, path, first, end))
         else:
             with store.opened() as source, path.open("wb") as copy:
                 copy.write(source.read(part.head))
                 source.seek(part.place[0])
                 copy.write(source.read(part.place[1] - part.place[0]))
         yield str(path)
+
+
+def _of_file(file: str, take: Callable[[Any], Result]) -> Result:
+    """What `take` reads of a parquet file. If a store fails, all of the file is fetched, patiently.
+
+    Raises `UserError` if the file is damaged, or the store stays unreachable.
+    """
+    stored = stored_file(file)
+    if is_url(file):
+        try:
+            with stored.opened() as source:
+                return take(source)
+        except Exception:  # of the store, or a damaged file: the copy shows which
+            with TemporaryDirectory() as folder, arrow_errors(file):
+                copy = Path(folder, "copy.parquet")
+                stored.fetch(copy)
+                return take(str(copy))
+    with arrow_errors(file), stored.opened() as source:
+        return take(source)
 
 
 def _copy_rows(source: Any, path: Path, first: int, end: int) -> None:

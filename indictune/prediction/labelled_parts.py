@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -26,16 +27,17 @@ from indictune.data.cache import stored_batches
 from indictune.distributed.launch import rank_of, world_size_of
 from indictune.errors import Problems, UserError, attributed_to, problem
 from indictune.files import NO_ROOM, REFUSED, lock_if_possible
-from indictune.prediction.input_parts import InputPart, Windows, counted_parts, parts_of_files, read_parts
-from indictune.prediction.labelled_rows import TextFile
+from indictune.prediction.input_parts import InputFiles, InputPart, Windows, read_parts
 from indictune.prediction.stores import Store, is_url, stored_file, whole
 from indictune.prediction.written_rows import writer_of
 from indictune.run import OWN_PROGRESS
 
 FLAG = "--output_file"
-MANIFEST = "manifest.json"
-FAILED = ".failed.json"  # behind the name of a part that cannot be read
+# Readers of a folder of parquet files leave out those whose names begin so.
+MANIFEST = "_manifest.json"
 _WINDOW = ".arrow"
+_NOT_OF_ROWS = ("store-refused", "input-changed")  # reasons for which no part is left out
+_MOST_ASKED = 100  # parts of others at a time: they come in order
 _LOOK_EVERY_S = 0.2
 _LOOK_IN_STORE_S = 5.0
 _TELL_EVERY_S = 30.0
@@ -43,41 +45,13 @@ WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 Make = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
-@dataclass(frozen=True)
-class InputFiles:
-    """Files of texts: which columns are read, and of each path or URL what changes when its content does.
-
-    `counted` are the parts of one local file whose rows were read once; `bad` its rows that cannot be read.
-    """
-
-    file: TextFile
-    versions: Mapping[str, str]
-    bad: BadRows
-    counted: Sequence[InputPart] = ()
-
-    @classmethod
-    def of(cls, file: TextFile, bad: BadRows) -> InputFiles:
-        """A local file, read to its end, so that it is refused before the weights are read."""
-        with attributed_to(file.flag):
-            parts = counted_parts(file, bad)
-        for remark in bad.remarks:
-            print(f"{file.flag} {remark}", file=sys.stderr)
-        return cls(file, local_versions([file.path]), bad, parts)
-
-    @property
-    def rows(self) -> int | None:
-        """Of one file that was read; None for others."""
-        return self.counted[-1].rows[1] if self.counted and self.counted[-1].rows else None
-
-    def parts(self) -> Sequence[InputPart]:
-        """All parts; raises `UserError` if a file is damaged."""
-        return self.counted or parts_of_files(list(self.versions), self.bad.skips_damage)
+def _failed(part: InputPart) -> str:
+    """The file of the reasons why a part cannot be read."""
+    return f"_{part.name}.failed.json"
 
 
-def local_versions(paths: Iterable[str]) -> dict[str, str]:
-    """What changes when the content of local files does."""
-    of_files = ((path, os.stat(path)) for path in paths)
-    return {path: f"{os.path.abspath(path)} {at.st_size} {at.st_mtime_ns}" for path, at in of_files}
+def _rejected(part: InputPart) -> str:
+    return f"_{part.name}.{REJECTED}"
 
 
 def is_folder(output: str) -> bool:
@@ -107,13 +81,11 @@ class LabelledParts:
         """In the first process: write the manifest, or go on with the parts of a killed command that was the same."""
         with self.writing():
             known = self._manifest()
+            if known is not None:
+                self._try_failed_again(known)
             if self.is_folder:
                 if known is None and not self.store.is_empty():
                     raise UserError("output-folder-not-empty", self.flag, self.output)
-                if known is not None:
-                    self._try_failed_again(known)
-                if known is not None and known["job"] != self._job:
-                    raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
             else:
                 Path(self.store.folder).mkdir(parents=True, exist_ok=True)
                 try:
@@ -121,24 +93,32 @@ class LabelledParts:
                 except Timeout:
                     folder = self.store.folder
                     raise UserError("predict-in-progress", self.flag, self.output, folder=folder) from None
-            if known is None or (not self.is_folder and known["job"] != self._job):
-                for path in () if self.is_folder else Path(self.store.folder).glob("*.*"):
-                    path.unlink()
-                self.parts = list(parts())
+            is_other = known is not None and known["job"] != self._job
+            for path in Path(self.store.folder).glob("*.*") if is_other and not self.is_folder else ():
+                path.unlink()
+            if known is None or is_other or not known["parts"]:
+                self.note()  # claims the folder, before files are looked at
+                try:
+                    self.parts = list(parts())
+                except UserError:
+                    self.store.remove(MANIFEST)
+                    raise
                 self.note()
         self.wait_until_open()
 
     def _try_failed_again(self, known: dict[str, Any]) -> None:
         """Forget that parts could not be read. A file that is one part may have been mended."""
         parts, job = list(map(InputPart.of_json, known["parts"])), known["job"]
-        for part in parts if job.get("skips_damage") else ():
-            if part.number not in known["done"] and self.store.exists(f"{part.name}{FAILED}"):
-                self.store.remove(f"{part.name}{FAILED}")
+        for number, part in enumerate(parts) if job.get("skips_damage") else ():
+            if part.number not in known["done"] and self.store.exists(_failed(part)):
+                self.store.remove(_failed(part))
                 if part.place is None and part.file in self._job["files"]:
                     job["files"][part.file] = self._job["files"][part.file]
-        if job == self._job:
+                    parts[number] = replace(part, version=job["files"][part.file])
+        if job == self._job and parts:
             self.parts, self.done = parts, set(known["done"])
-            self.note()
+            known["parts"] = [asdict(part) for part in parts]
+            self.note(known)
 
     def _manifest(self) -> Any:
         try:
@@ -147,16 +127,19 @@ class LabelledParts:
         except (ValueError, AttributeError):
             return None
 
-    def note(self, **more: object) -> None:
-        """Write what is known to the manifest."""
+    def note(self, known: Any = None, **more: object) -> None:
+        """Write what is known to the manifest, unless another command has taken the output folder."""
+        known = known or (self._manifest() if self.is_folder else None)
+        if known is not None and known["parts"] and known["job"] != self._job:
+            raise UserError("output-of-another-run", self.flag, self.output, manifest=MANIFEST)
         parts = [asdict(part) for part in self.parts]
         known = {"job": self._job, "parts": parts, "done": sorted(self.done), **more}
-        self.store.write(MANIFEST, lambda file: _fill(file, json.dumps(known).encode()))
+        self.store.write(MANIFEST, lambda file: file.write(json.dumps(known).encode()))
 
     def wait_until_open(self) -> bool:
         """Wait for the manifest. False if the first process has written the output file meanwhile."""
         since = time.monotonic()
-        while (known := self._manifest()) is None or known["job"] != self._job:
+        while (known := self._manifest()) is None or known["job"] != self._job or not known["parts"]:
             if not self.is_folder and os.path.exists(self.output):
                 return False
             if time.monotonic() - since > WAIT_FOR_RANK_0_S:
@@ -175,7 +158,7 @@ class LabelledParts:
 
     def is_settled(self, part: InputPart) -> bool:
         """Whether a part is labelled, or was found to be unreadable."""
-        if not self.is_done(part) and part not in self.failed and self.store.exists(f"{part.name}{FAILED}"):
+        if not self.is_done(part) and part not in self.failed and self.store.exists(_failed(part)):
             self.failed.append(part)
         return part.number in self.done or part in self.failed
 
@@ -183,7 +166,7 @@ class LabelledParts:
         """Keep the reasons why a part cannot be read; the next command tries it again."""
         reasons = "; ".join(map(str, error.problems))
         content = json.dumps({"file": part.file, "reason": reasons}, ensure_ascii=False)
-        self.store.write(f"{part.name}{FAILED}", lambda file: _fill(file, content.encode()))
+        self.store.write(_failed(part), lambda file: file.write(content.encode()))
         self.failed.append(part)
 
     def put(self, part: InputPart, batches: Windows) -> None:
@@ -199,7 +182,7 @@ class LabelledParts:
             content = rejected.read_bytes()
             rejected.unlink()
             with self.writing():
-                self.store.write(f"{part.name}.{REJECTED}", lambda file: _fill(file, content))
+                self.store.write(_rejected(part), lambda file: file.write(content))
 
     def finish(self, for_excel: bool = False) -> None:
         """When all parts are labelled, write the output file and remove the folder, or write the whole manifest.
@@ -209,7 +192,7 @@ class LabelledParts:
         """
         problems = Problems()
         for part in self.failed:
-            reason = json.loads(self.store.read(f"{part.name}{FAILED}") or b"{}").get("reason", "no reason is known")
+            reason = json.loads(self.store.read(_failed(part)) or b"{}").get("reason", "no reason is known")
             problems.append(problem("part-unreadable", "--input_file", part.file, reason=reason))
         left = [part for part in self.parts if part not in self.failed]
         if self.is_folder:
@@ -219,7 +202,7 @@ class LabelledParts:
             batches = (batch for name in names for batch in stored_batches(Path(name)))
             with self.writing(), whole(Path(self.output), Path(self.store.folder)) as file:
                 writer_of(self.output, for_excel)(file, batches)
-            rejected = (self.store.read(f"{part.name}.{REJECTED}") or b"" for part in self.parts)
+            rejected = (self.store.read(_rejected(part)) or b"" for part in self.parts)
             if content := b"".join(rejected):
                 Path(f"{self.output}.{REJECTED}").write_bytes(content)
             shutil.rmtree(self.store.folder, ignore_errors=True)
@@ -246,10 +229,6 @@ class LabelledParts:
             raise UserError("output-not-written", self.flag, self.output, way_out, reason=error.strerror) from error
 
 
-def _fill(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-
-
 def _write_arrow(file: BinaryIO, batches: Iterable[pa.RecordBatch]) -> None:
     writer = None
     for batch in batches:
@@ -273,14 +252,14 @@ def label_input(
     """
     rank, world_size = rank_of(os.environ), world_size_of(os.environ)
     if rank == 0:
-        labelled.open(source.parts)
+        labelled.open(lambda: source.parts)
     elif not labelled.wait_until_open():
         return
     mine = [part for part in labelled.parts if part.number % world_size == rank]
     with counted_progress(labelled, rank) as look:
         for _ in labelled_one_by_one(mine, source, labelled, make, asked):
             look()
-        while rank == 0 and look():
+        while rank == 0 and look(waits=True):
             time.sleep(labelled.look_s)
     if rank == 0:
         labelled.finish(for_excel)
@@ -302,13 +281,11 @@ def labelled_one_by_one(
             return collectors[part.number]
 
         def rows_of(part: InputPart, windows: Windows) -> Windows:
-            rows = 0
             for window in windows:
-                rows += window.num_rows
                 yield make(window)
                 OWN_PROGRESS.moved()
-            if part.number in collectors:
-                collectors.pop(part.number).finish(rows)
+            if part.number in collectors and (bad := collectors.pop(part.number)).count:
+                print(f"warning: {bad.left_out()}", file=sys.stderr)
                 labelled.keep_rejected(part, Path(folder))
 
         for part, windows in read_parts((part for part in parts if not labelled.is_done(part)), source.file, bad_of):
@@ -317,18 +294,19 @@ def labelled_one_by_one(
                     labelled.put(part, rows_of(part, windows))
             except UserError as error:
                 is_of_input = {each.flag for each in error.problems} == {source.file.flag}
-                if not is_of_input or asked is None or asked.bad_rows == "stop":
+                if not is_of_input or error.code in _NOT_OF_ROWS or asked is None or asked.bad_rows == "stop":
                     raise
                 labelled.fail(part, error)
             yield part
 
 
 @contextmanager
-def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[], int]]:
+def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[..., int]]:
     """Show how many rows of an output are labelled, or how many parts if nobody has counted the rows.
 
     Yields:
-        What looks, and returns how many parts are neither labelled nor unreadable.
+        What looks, and returns how many parts are neither labelled nor unreadable. In a store of objects, it only
+        looks for parts of other processes if it `waits` for them.
     """
     sizes = [part.rows[1] - part.rows[0] if part.rows else 0 for part in labelled.parts]
     unit, sizes = ("rows", sizes) if all(sizes) else ("parts", [1] * len(sizes))
@@ -338,13 +316,20 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[]
     def done() -> int:
         return sum(sizes) - sum(sizes[part.number] for part in pending)
 
-    def look() -> int:
-        nonlocal pending, asked, noted
-        now = time.monotonic()
-        if rank == 0 and now - asked > labelled.look_s:
-            pending, asked = [part for part in pending if not labelled.is_settled(part)], now
+    def settle() -> None:
+        nonlocal pending
         pending = [part for part in pending if part.number not in labelled.done and part not in labelled.failed]
         show(done())
+
+    def look(waits: bool = False) -> int:
+        nonlocal asked, noted
+        now = time.monotonic()
+        if waits or now - asked > labelled.look_s:  # with many parts, not after each of them
+            left = (part for part in pending if not labelled.is_settled(part))
+            if rank == 0 and (waits or not is_url(labelled.store.folder)):
+                any(False for _ in islice(left, _MOST_ASKED))
+            settle()
+            asked = time.monotonic()
         if rank == 0 and labelled.is_folder and now - noted > _TELL_EVERY_S:
             labelled.note()
             noted = now
@@ -354,6 +339,7 @@ def counted_progress(labelled: LabelledParts, rank: int) -> Iterator[Callable[[]
         pending = [part for part in pending if not labelled.is_done(part)]
     with labelling_progress(sum(sizes), done(), is_shown=rank == 0, unit=unit) as show:
         yield look
+        settle()
 
 
 @contextmanager

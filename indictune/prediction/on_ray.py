@@ -15,10 +15,13 @@ import numpy as np
 import ray
 
 from indictune.config.shared_arguments import TextFileArguments
+from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError
-from indictune.prediction.labelled_parts import InputFiles, LabelledParts, counted_progress, labelled_one_by_one
+from indictune.prediction.input_parts import InputFiles
+from indictune.prediction.labelled_parts import LabelledParts, counted_progress, labelled_one_by_one
 from indictune.prediction.labelled_rows import label, opened_model
 from indictune.prediction.served_classifier import Classifier
+from indictune.ray_cluster import processors
 
 Columns = Mapping[str, np.ndarray]
 
@@ -48,20 +51,17 @@ def label_on_ray(source: InputFiles, labelled: LabelledParts, asked: TextFileArg
 
     A part whose actor or node is lost is labelled by another one. All nodes must find the model by its path.
     """
-    labelled.open(source.parts)
+    labelled.open(lambda: source.parts)
     left = [part for part in labelled.parts if part.number not in labelled.done]
-    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
-    actors = max(1, min(len(left), gpus or cores))
-    nodes = sum(each["Alive"] for each in ray.nodes())  # type: ignore[no-untyped-call]
-    print(f"Ray: {actors} actors on {nodes} nodes label {len(left)} parts", file=sys.stderr)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
+    kind, counts = processors("--engine", 0)
+    actors = max(1, min(len(left), sum(counts)))
+    print(f"Ray: {actors} actors on {len(counts)} nodes label {len(left)} parts", file=sys.stderr)
+    context = ray.data.DataContext.get_current()  # which configures the logger
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context.enable_progress_bars = context.execution_options.preserve_order = False
-    # Constructors get little: Ray cannot start an actor again whose arguments went with a lost node.
     of_actor = copy(labelled)
     of_actor.parts, of_actor.done = [], set()
-    read = replace(source, versions={}, counted=())
+    read = replace(source, versions={}, counted=(), bad=BadRows(source.file.path, source.bad.skips_damage))
     if left:
         rows = [{"number": part.number, "part": pickle.dumps(part)} for part in left]
         made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
@@ -69,8 +69,8 @@ def label_on_ray(source: InputFiles, labelled: LabelledParts, asked: TextFileArg
             fn_constructor_args=(asked, read, of_actor),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
-            num_cpus=0 if gpus else 1,
-            num_gpus=1 if gpus else 0,
+            num_cpus=int(kind == "CPU"),
+            num_gpus=int(kind == "GPU"),
         )
         with counted_progress(labelled, 0) as look:
             for row in made.iter_rows():

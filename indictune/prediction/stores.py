@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from indictune.credentials import without_tokens
 from indictune.data.cache import write_through
+from indictune.data.read.open_files import version_in
 from indictune.errors import UserError
 
 _URL = re.compile("[a-z][a-z0-9+.-]+://")
@@ -24,7 +25,7 @@ _WAITS_S = (1.0, 5.0, 20.0, 60.0, 120.0)  # before a store is asked again
 _REFUSED = re.compile("credential|token|denied|forbidden|unauthori|expired|AccessKey|Signature|NoSuchBucket", re.I)
 _MISSING = re.compile("404|NoSuchKey|not found", re.I)
 Result = TypeVar("Result")
-Fill = Callable[[BinaryIO], None]
+Fill = Callable[[BinaryIO], object]
 
 
 def is_url(path: str) -> bool:
@@ -111,8 +112,7 @@ class Store:
         except FileNotFoundError:
             raise UserError("no-such-file", self.flag, pattern) from None
         about = {self.disk.unstrip_protocol(file): info for file, info in sorted(found.items())}
-        kept = ("size", "ETag", "etag", "LastModified", "mtime", "md5", "blob_id")
-        return {file: str([info.get(name) for name in kept]) for file, info in about.items()}
+        return {file: f"{info.get('size')} {version_in(info) or ''}" for file, info in about.items()}
 
     def _listed(self, pattern: str) -> dict[str, Any]:
         import fsspec

@@ -112,3 +112,4 @@ _WRITERS = {
     ".jsonl": _write_json_lines,
     ".parquet": _write_parquet,
 }
+KINDS = tuple(_WRITERS)

@@ -26,7 +26,7 @@ from indictune.config.command_line import LAUNCHED_BY, STATUS_FILE
 from indictune.console_text import in_one_line, printable
 from indictune.credentials import without_tokens
 from indictune.errors import Problem, UserError, problems_of
-from indictune.stop_signals import EXIT_RESUMABLE, killed_processes
+from indictune.stop_signals import EXIT_RESUMABLE, OF_SCHEDULERS, killed_processes
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +212,26 @@ def run_in_folder(
     message = f"exit code {code}: {lines[-1] if lines else 'it said nothing'}"
     known = files.json_or_nothing(status)
     return RunEnd(known.get("state", state), known.get("message", message))
+
+
+def run_launcher(command: Sequence[str], output_dir: Path) -> int:
+    """Run a launcher. Exit codes of ranks do not survive it, so what rank 0 wrote here, or in the folder, gives it."""
+    began = time.time()
+    with tempfile.TemporaryDirectory(prefix="indictune-") as folder:
+        status = Path(os.environ.get(STATUS_FILE, f"{folder}/status.json"))
+        code = wait_for(command, **{STATUS_FILE: str(status)})
+        state = (files.json_or_nothing(status) or status_since(output_dir, began)).get("state")
+    return next((each for name, each in EXIT_CODES.items() if name == state and each), 1) if code else 0
+
+
+def wait_for(command: Sequence[str], **variables: str) -> int:
+    """Run a command to its end, and pass on to it the signals that stop this process."""
+    environ = {**os.environ, LAUNCHED_BY: str(os.getpid()), **variables}
+    with subprocess.Popen(command, env=environ) as launched:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
+        for number in OF_SCHEDULERS:
+            signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))
+        return launched.wait()
 
 
 PACKAGE = "indictune"

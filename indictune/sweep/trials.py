@@ -1,18 +1,25 @@
-"""Try the settings of a sweep one after another: take a trial, run its repeats, and give its value back."""
+"""Try the settings of a sweep: take a trial, run its repeats, and give its value back."""
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import signal
 import socket
 import statistics
+import sys
+import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -27,12 +34,14 @@ from indictune.errors import UserError
 from indictune.evaluation.comparison import PredictedRow, difference_of, macro_f1_of, read_predictions
 from indictune.evaluation.uncertainty import Estimate
 from indictune.files import METRICS, is_finished, json_or_nothing, lock_file, lock_if_possible
-from indictune.stop_signals import Stopped
+from indictune.ray_cluster import processors
+from indictune.stop_signals import SIGNALS, Stopped
 from indictune.supervise.run_folder import RUN_LOCK, RunEnd, of_another_launch, run_in_folder
 from indictune.sweep.definition import RECORD, SweepPlan, Words, typed
 from indictune.upstream import id_in_storage
 
 _WAIT_S = 1.0
+_STOP = ".stop"  # in the folder of a run on another machine: asks it to save and stop
 _OPENINGS = 5
 _HEAVY = (f"{store.PREFIX}*", "*.safetensors", "*.bin", "*.pt")
 
@@ -64,6 +73,8 @@ class Trials:
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan, self._owner = plan, f"{socket.gethostname()}:{plan.folder.absolute()}"
+        self._taken, self._one_at_a_time, self._stops = set[int](), threading.Lock(), threading.Event()
+        self._start: Callable[..., RunEnd] = run_in_folder
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _refusing(plan.storage):
             self._storage = _opened(plan.storage)
@@ -92,15 +103,38 @@ class Trials:
                 trial, lock = taken
                 with lock:
                     self._run(trial)
-                    self._remove_weights()
-                    after_each()
+                    with self._one_at_a_time:
+                        self._remove_weights()
+                        after_each()
+
+    def run_all_on_cluster(self, after_each: Callable[[], None], processes: int) -> None:
+        """As `run_all`, on the Ray cluster: as many settings at once as it has GPUs for, or CPU cores without GPUs.
+
+        A run has so many processes, on one machine. A signal asks all runs to save and stop.
+        """
+        kind, counts = processors("--num_processes", processes, max)
+        self._start = partial(_run_on_cluster, {f"num_{kind.lower()}s": processes})
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: self._stops.set())
+        at_once = sum(count // processes for count in counts)
+        with ThreadPoolExecutor(at_once) as threads:
+            try:
+                for ended in as_completed([threads.submit(self.run_all, after_each) for _ in range(at_once)]):
+                    ended.result()
+            finally:
+                self._stops.set()
 
     def _take(self) -> tuple[FrozenTrial, AbstractContextManager[object]] | None:
         """A trial that this sweep has begun, or begins now, with its lock; None if none is left."""
+        with self._one_at_a_time:
+            return self._next()
+
+    def _next(self) -> tuple[FrozenTrial, AbstractContextManager[object]] | None:
         while True:
             for each in self.all():
                 folder, is_ours = self.plan.folder_of(each.number, ""), each.user_attrs["owner"] == self._owner
-                if each.state.is_finished() or not (is_ours or folder.exists()):
+                is_tried = each.state.is_finished() or each.number in self._taken
+                if is_tried or not (is_ours or folder.exists()):
                     continue
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
@@ -108,6 +142,7 @@ class Trials:
                 except OSError:  # another process has it
                     continue
                 if not self.all()[each.number].state.is_finished():
+                    self._taken.add(each.number)
                     return each, lock
             if len(self.all()) == self.plan.trials:
                 return None
@@ -163,14 +198,16 @@ class Trials:
         """How a run ended that was started, or resumed, or had ended before."""
 
         def is_enough() -> bool:
-            return is_judged and self._judged(folder)[1]
+            return self._stops.is_set() or (is_judged and self._judged(folder)[1])
 
         while True:
             while of_another_launch(folder, "") is not None:  # of a sweep that was killed
                 time.sleep(_WAIT_S)
+            if self._stops.is_set():
+                raise Stopped("the sweep ends")
             if is_finished(folder) or is_enough():
                 return RunEnd("ok", "")
-            end = run_in_folder(command, folder, {}, is_enough)
+            end = self._start(command, folder, {}, is_enough)
             if end.state == "ok" or of_another_launch(folder, "") is None:
                 return end
 
@@ -199,6 +236,33 @@ class Trials:
             for pattern in _HEAVY:
                 for path in self.plan.folder_of(trial.number, "").glob(f"*/{pattern}"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _run_on_cluster(
+    room: Mapping[str, int],
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    is_enough: Callable[[], bool],
+) -> RunEnd:
+    """As `run_in_folder`, on a machine of the Ray cluster that has room, and sees the folder."""
+    import ray
+
+    stop = folder / _STOP
+    folder.mkdir(parents=True, exist_ok=True)
+    stop.unlink(missing_ok=True)
+    task: Any = ray.remote(_run_here)
+    run = task.options(**room).remote(os.getcwd(), command[1:], folder, variables)
+    while not ray.wait([run], timeout=_WAIT_S)[0]:
+        if is_enough():
+            stop.touch()
+    end: RunEnd = ray.get(run)
+    return end
+
+
+def _run_here(current: str, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> RunEnd:
+    os.chdir(current)
+    return run_in_folder([sys.executable, *words], folder, variables, (folder / _STOP).exists)
 
 
 def macro_f1(plan: SweepPlan, *trials: FrozenTrial) -> Estimate | None:

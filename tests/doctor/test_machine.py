@@ -45,7 +45,7 @@ def test_a_stale_package_is_named_with_the_version_to_install(tmp_path: Path, mo
 
 
 def test_the_versions_are_those_of_pyproject() -> None:
-    """A light install lacks nothing, and is told which extras it lacks."""
+    """A light install lacks no package. A line of its own lists the extras that it has not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {each.name for each in machine.requirements()}
     assert names <= {Requirement(each).name for each in project["dependencies"]}
@@ -149,7 +149,11 @@ def test_a_disk_too_slow_for_a_checkpoint_is_named(tmp_path: Path, monkeypatch: 
 
 def test_a_process_that_does_not_answer_is_stopped_gone_or_busy() -> None:
     here = gethostname()
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"started")
+        assert process.stdout.read(7) == b"started"  # before its answer it may still wait for the disk
         busy = why_silent(process.pid, here)[0]
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)

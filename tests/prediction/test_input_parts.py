@@ -17,7 +17,7 @@ import xlsxwriter
 from indictune.data.bad_rows import BadRows, Quarantine
 from indictune.data.columns import Wanted
 from indictune.prediction import input_parts, labelled_rows
-from indictune.prediction.input_parts import InputPart, counted_parts, parts_of_files, read_parts
+from indictune.prediction.input_parts import InputPart, counted_parts, parts_of_files, read_parts, version_of
 from indictune.prediction.labelled_rows import TextFile
 from tests.refusals import refused
 
@@ -123,6 +123,26 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
             texts_of(parts, file)
 
 
+def test_a_file_that_changed_before_it_was_read_is_refused(tmp_path: Path) -> None:
+    file = TextFile(str(tmp_path / "a.parquet"), WANTED)
+    Path(file.path).write_bytes(parquet())
+    parts = parts_of_files({file.path: version_of(file.path)}, keeps_damaged=False)
+    pq.write_table(pa.table({"text": [*ROWS, "one more"]}), file.path)
+    with refused("input-changed", file.path):
+        texts_of(parts, file)
+
+
+def test_a_large_row_group_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_parts, "_ROWS_OF_GROUPS", 60)
+    for group_rows, rows_of_first, is_placed in ((50, (0, 50), True), (95, (0, 20), False)):
+        path = str(tmp_path / f"{group_rows}.parquet")
+        pq.write_table(pa.table({"text": ROWS}), path, row_group_size=group_rows)
+        file = TextFile(path, WANTED)
+        parts = counted_parts(file, BadRows(path))
+        assert (parts[0].rows, parts[0].place is not None) == (rows_of_first, is_placed)
+        assert [text for texts in texts_of(parts, file).values() for text in texts] == ROWS
+
+
 def test_of_many_parquet_files_only_the_ends_are_read_and_row_groups_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,11 +151,11 @@ def test_of_many_parquet_files_only_the_ends_are_read_and_row_groups_are_joined(
     for file in files[:2]:
         Path(file).write_bytes(parquet())
     Path(files[2]).write_bytes(delimited())
-    parts = parts_of_files(files, keeps_damaged=False)
+    parts = parts_of_files({file: version_of(file) for file in files}, keeps_damaged=False)
     assert [part.rows for part in parts[:5]] == [(0, 21), (21, 42), (42, 63), (63, 84), (84, 95)]
     assert [part.rows for part in parts[10:]] == [None]
     found = texts_of(parts, TextFile(files[0], WANTED))
     assert [text for number in range(11) for text in found[number]] == ROWS * 3
     Path(files[1]).write_bytes(parquet()[:-9])
     with refused("rows-unreadable", files[1]):
-        parts_of_files(files, keeps_damaged=False)
+        parts_of_files({file: version_of(file) for file in files}, keeps_damaged=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,23 +41,24 @@ def texts_in(folder: Path) -> list[str]:
     return [row["text"] for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
+@pytest.mark.parametrize("damaged", ["a", "b"])
 def test_an_unreadable_shard_is_named_and_the_others_go_on(
-    model: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str
 ) -> None:
-    whole = (shards / "b.parquet").read_bytes()
-    (shards / "b.parquet").write_bytes(whole[:-20])
+    whole = (shards / f"{damaged}.parquet").read_bytes()
+    (shards / f"{damaged}.parquet").write_bytes(whole[:-20])
     command = ["predict", model, "--input_file", f"{shards}/*.parquet", "--output_file", f"{tmp_path}/out/"]
     assert main(command) == 2
-    assert "b.parquet" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert f"{damaged}.parquet" in capsys.readouterr().err
+    assert texts_in(tmp_path / "out") == []
     command += ["--bad_rows", "quarantine"]
     assert main(command) == 2
     assert "[part-unreadable]" in capsys.readouterr().err
-    assert texts_in(tmp_path / "out") == [f"अच्छी {name}{row}" for name in "ac" for row in range(9)]
-    (shards / "b.parquet").write_bytes(whole)
+    assert texts_in(tmp_path / "out") == [f"अच्छी {name}{row}" for name in "abc" if name != damaged for row in range(9)]
+    (shards / f"{damaged}.parquet").write_bytes(whole)
     assert main(command) == 0
     assert texts_in(tmp_path / "out") == [f"अच्छी {name}{row}" for name in "abc" for row in range(9)]
-    assert json.loads((tmp_path / "out/manifest.json").read_bytes())["rows"] == 27
+    assert json.loads((tmp_path / "out/_manifest.json").read_bytes())["rows"] == 27
 
 
 def test_a_folder_of_other_labels_is_refused_and_stays(
@@ -69,6 +73,44 @@ def test_a_folder_of_other_labels_is_refused_and_stays(
     assert main([*command[:-1], str(shards)]) == 2
     assert "[output-folder-not-empty]" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == kept
+
+
+def test_a_folder_without_labels_stays_free(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], web: dict[str, Any]
+) -> None:
+    command = ["predict", model, "--input_file", web["url"].replace(".jsonl", ".parquet")]
+    command += ["--output_file", f"{tmp_path}/out/"]
+    web.update(times=0, body=b"no parquet")
+    assert main(command) == 2
+    assert "[rows-unreadable]" in capsys.readouterr().err
+    file = io.BytesIO()
+    pq.write_table(pa.table({"tweet": ["one"]}), file)
+    web.update(body=file.getvalue())
+    assert main(command) == 0
+    assert texts_in(tmp_path / "out") == ["one"]
+
+
+def test_labels_of_another_tokenizer_are_refused(model: str, shards: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    command = ["predict", str(copy), "--input_file", str(shards), "--output_file", f"{tmp_path}/out/"]
+    assert main(command) == 0
+    os.utime(copy / "tokenizer.json", (0, 0))
+    assert main(command) == 2
+
+
+def test_bad_rows_of_many_files_are_no_secret_on_standard_output(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        rows = "".join(f"{name}{row}{',more' if row == 3 else ''}\n" for row in range(200))
+        (tmp_path / f"{name}.csv").write_text(f"tweet\n{rows}")
+    command = ["predict", model, "--input_file", f"{tmp_path}/*.csv"]
+    assert main(command) == 2
+    assert "[field-count]" in capsys.readouterr().err
+    assert main([*command, "--bad_rows", "quarantine"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("1 bad rows were left out") == 2
+    assert len(said.out.splitlines()) == 398
 
 
 def test_many_files_become_one_with_their_rejected_rows(model: str, tmp_path: Path) -> None:
@@ -109,15 +151,22 @@ def test_batches_are_halved_when_memory_runs_out(
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A web server that answers with a status for a while, and then with lines of JSON."""
-    state: dict[str, Any] = {"status": 503, "times": 4, "asked": 0}
+    body = b'{"tweet": "one"}\n{"tweet": "two"}\n'
+    state: dict[str, Any] = {"status": 503, "after": 0, "times": 4, "asked": 0, "body": body}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             state["asked"] += 1
-            fails = state["asked"] <= state["times"]
-            body = b"" if fails else b'{"tweet": "one"}\n{"tweet": "two"}\n'
-            self.send_response(state["status"] if fails else 200)
+            fails = state["asked"] in range(state["after"] + 1, state["after"] + state["times"] + 1)
+            body, part = b"" if fails else state["body"], self.headers.get("Range", "bytes=-")
+            first, _, last = part.removeprefix("bytes=").partition("-")
+            if part != "bytes=-" and not fails:
+                body = body[int(first) : int(last) + 1]
+            self.send_response(state["status"] if fails else 206 if part != "bytes=-" else 200)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("Accept-Ranges", "bytes")
+            if part != "bytes=-":
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(state['body'])}")
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)
@@ -145,6 +194,18 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     assert texts_in(tmp_path / "out") == ["one", "two"]
 
 
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
+def test_a_store_that_fails_while_a_shard_is_read_is_asked_again(
+    model: str, web: dict[str, Any], tmp_path: Path, after: int
+) -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"tweet": [f"row {number}" for number in range(30)]}), file, row_group_size=10)
+    url = web["url"].replace(".jsonl", ".parquet")
+    web.update(body=file.getvalue(), after=after, times=2)
+    assert main(["predict", model, "--input_file", url, "--output_file", f"{tmp_path}/out/"]) == 0
+    assert texts_in(tmp_path / "out") == [f"row {number}" for number in range(30)]
+
+
 @pytest.mark.parametrize(("status", "most_asked"), [(403, 2), (503, 20)])
 def test_a_store_that_refuses_ends_the_command(
     model: str,
@@ -158,4 +219,4 @@ def test_a_store_that_refuses_ends_the_command(
     assert main(["predict", model, "--input_file", web["url"], "--output_file", f"{tmp_path}/out/"]) == 2
     assert "[store-refused]" in capsys.readouterr().err
     assert web["asked"] <= most_asked
-    assert not (tmp_path / "out").exists()
+    assert texts_in(tmp_path / "out") == []

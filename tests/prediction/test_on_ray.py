@@ -90,7 +90,7 @@ def expected(model: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory
     command = [*PREDICT, str(model), "--input_file", f"{shards}/*.parquet", "--output_file", f"{out}/"]
     done = start([*command, "--keep_columns", "id"])
     assert done.returncode == 0, done.stderr
-    manifest = json.loads((out / "manifest.json").read_bytes())
+    manifest = json.loads((out / "_manifest.json").read_bytes())
     assert (manifest["rows"], len(manifest["done"])) == (ROWS, SHARDS)
     found = labels([path.read_bytes() for path in out.glob("*.parquet")])
     assert sorted(found) == list(range(ROWS))
@@ -111,6 +111,7 @@ def test_ray_writes_the_same_though_a_node_is_killed(
 ) -> None:
     flags = ["--input_file", "s3://tweets/in/*.parquet", "--output_file", "s3://tweets/ray/", "--keep_columns", "id"]
     command = [*PREDICT, str(model), *flags, "--engine", "ray", "--ray_address", cluster.address]
+    command += ["--bad_rows", "quarantine"]
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not of_bucket(store, "ray/") and driver.poll() is None:
         time.sleep(0.1)
@@ -118,7 +119,7 @@ def test_ray_writes_the_same_though_a_node_is_killed(
     _, said = driver.communicate(timeout=240)
     assert driver.returncode == 0, said
     assert labels(of_bucket(store, "ray/")) == expected
-    manifest = json.loads(store.Object("ray/manifest.json").get()["Body"].read())
+    manifest = json.loads(store.Object("ray/_manifest.json").get()["Body"].read())
     assert (manifest["rows"], len(manifest["done"])) == (ROWS, SHARDS)
 
 

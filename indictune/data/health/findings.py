@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.cache import StoredRows, text_keys
+from indictune.data.cache import StoredRows
 from indictune.data.columns import BETWEEN_TEXTS, shortened
 from indictune.data.labels import MULTI_LABEL, REGRESSION, first_location, has_classes, label_counts, names, parts
 from indictune.data.text.cleaning import HANDLE_PLACEHOLDER, URL_PLACEHOLDER, WORD
@@ -94,7 +94,8 @@ def same_texts(splits: Mapping[str, StoredRows], problem_type: str | None) -> li
 
     Scores of a regression may differ.
     """
-    keys = {split: text_keys(rows.texts) for split, rows in splits.items()}
+    # Python's own hashes are good in this process alone, and three times as fast.
+    keys = {split: np.fromiter(map(hash, rows.texts), np.int64).view(np.uint64) for split, rows in splits.items()}
     found = [repeated_rows(rows, keys[split]) for split, rows in splits.items()]
     if has_classes(next(iter(splits.values())).table, problem_type):
         found.append(_contradictions(list(splits.values()), np.concatenate(list(keys.values())), problem_type))

@@ -245,12 +245,19 @@ def _found_by_url(url: str) -> tuple[Any, Sequence[str]]:
     return disk, [path] if disk.isfile(path) else _of_one_kind(url, disk.ls(path, detail=False))
 
 
+def version_in(about: Mapping[str, Any]) -> str | None:
+    """What fsspec knows of a file that changes with its content: its ETag, another hash, or its date; None if nothing.
+
+    It is the first that a store gives: lists and single questions write dates differently.
+    """
+    names = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime")
+    return next((str(about[name]) for name in names if about.get(name)), None)
+
+
 def _version(url: str, about: Mapping[str, Any]) -> str:
-    """What changes when the content of a file does: its ETag, the hash that the Hub has of it, or its date."""
-    for name in ("ETag", "blob_id", "LastModified", "Last-Modified"):
-        if about.get(name):
-            return str(about[name])
-    raise UserError("url-without-version", value=url)
+    if (version := version_in(about)) is None:
+        raise UserError("url-without-version", value=url)
+    return version
 
 
 def _copy(disk: Any, file: str, version: str) -> str:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from html.entities import html5
 from itertools import chain, islice
@@ -24,7 +24,6 @@ import pyarrow as pa
 from indictune.data.bad_rows import Batches
 from indictune.data.columns import BETWEEN_TEXTS, normalise_label
 from indictune.data.languages import languages_of
-from indictune.data.spread import is_on_cluster, spread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +98,9 @@ def _clean_once(text: str) -> str:
         text = _HASHTAGS.sub(lambda match: _apart(match, _TAG_SEPARATORS.sub(" ", match[0][1:])), text)
     if "@" in text or "＠" in text:
         text = HANDLE.sub(lambda match: _apart(match, HANDLE_PLACEHOLDER), text)
-    return " ".join(text.split())
+    if "  " in text or not text.isprintable() or text.strip() != text:  # printable text has no other white space
+        text = " ".join(text.split())
+    return text
 
 
 def _entity(match: re.Match[str]) -> str:
@@ -127,6 +128,46 @@ def usable_cores(asked: int | None) -> int:
     from joblib import cpu_count  # slow to import
 
     return asked or min(int(cpu_count()), _MAX_WORKERS)
+
+
+_WAITING = 3  # batches for each core, so that none waits for this process
+_on_cluster = False
+
+
+@contextmanager
+def on_cluster() -> Iterator[None]:
+    """A block in which rows are cleaned and tokenised by the Ray cluster that this process has joined."""
+    global _on_cluster
+    _on_cluster = True
+    try:
+        yield
+    finally:
+        _on_cluster = False
+
+
+def is_on_cluster() -> bool:
+    """Whether this process is in such a block."""
+    return _on_cluster
+
+
+def spread(make: Callable[[pa.RecordBatch], pa.RecordBatch], batches: Batches) -> Batches:
+    """`make` of each batch, in order. Ray makes those of a lost node again."""
+    import ray
+
+    task, made = ray.remote(max_retries=-1)(make_one), deque[ray.ObjectRef[pa.RecordBatch]]()
+    function = ray.put(make)
+    most = _WAITING * max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+    for batch in batches:
+        made.append(task.remote(function, batch))
+        if len(made) >= most:
+            yield ray.get(made.popleft())
+    while made:
+        yield ray.get(made.popleft())
+
+
+def make_one(make: Callable[[pa.RecordBatch], pa.RecordBatch], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The task of the cluster."""
+    return make(batch)
 
 
 def cleaned(batches: Batches, processes: int) -> Batches:
@@ -182,6 +223,8 @@ def as_written(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _languages(batch: pa.RecordBatch, texts: Sequence[str]) -> list[str]:
     """The language of each row, or where it names none, that of its text."""
+    if batch["language"].null_count == batch.num_rows:
+        return languages_of(text.replace(BETWEEN_TEXTS, " ") for text in texts)
     languages = [(language or "").strip() for language in batch["language"].to_pylist()]
     unnamed = [index for index, language in enumerate(languages) if not language]
     of_unnamed = languages_of(texts[index].replace(BETWEEN_TEXTS, " ") for index in unnamed)

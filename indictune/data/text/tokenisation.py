@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from indictune.data.cache import (
 )
 from indictune.data.labels import REGRESSION, label_counts, target_type, targets, with_counts
 from indictune.data.row_choice import Splits
-from indictune.data.spread import is_on_cluster, spread
+from indictune.data.text.cleaning import is_on_cluster, spread
 from indictune.errors import Problems, UserError, problem
 from indictune.files import content_digest
 from indictune.upstream import digest_of_split
@@ -253,29 +255,44 @@ def tokenised(
     problem_type: str | None = None,
     long_text: LongText = "truncate",
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
+    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`.
+
+    The next batch is encoded by Rust while Python makes columns of one.
+    """
     read: Windows | None = None
-    for batch in batches:
-        texts = batch["text"].to_pylist()
-        read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
-        rows, types = read(texts)
-        lengths = np.fromiter((sum(map(len, row)) for row in rows), np.int32, len(rows))
-        ends = np.cumsum(lengths, dtype=np.int32)
-        ids = itertools.chain.from_iterable(itertools.chain.from_iterable(rows))
-        tokens = np.fromiter(ids, np.int32, int(lengths.sum()))  # several times as fast as pa.array of lists
-        columns = [
-            pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
-            targets(batch["label"].to_pylist(), labels, problem_type),
-            pa.array(lengths),
-            batch["language"],
-        ]
-        if long_text == "window":
-            columns.append(pa.array([list(map(len, row)) for row in rows], pa.list_(pa.int32())))
-        if types is not None:
-            flat = np.fromiter(itertools.chain.from_iterable(types), np.int8, len(tokens))
-            columns.append(pa.ListArray.from_arrays(columns[0].offsets, flat))
-        forms = long_text == "window", types is not None
-        yield pa.record_batch(columns, schema=schema_of(labels, problem_type, *forms))
+    waiting = deque[tuple[pa.RecordBatch, Future[Encoded]]]()
+    columns = partial(_columns, labels, problem_type, long_text == "window")
+    with ThreadPoolExecutor(1) as thread:
+        for batch in batches:
+            texts = batch["text"].to_pylist()
+            read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
+            waiting.append((batch, thread.submit(read, texts)))
+            if len(waiting) > 1:
+                yield columns(*waiting.popleft())
+        while waiting:
+            yield columns(*waiting.popleft())
+
+
+def _columns(
+    labels: Sequence[str], problem_type: str | None, in_windows: bool, batch: pa.RecordBatch, encoded: Future[Encoded]
+) -> pa.RecordBatch:
+    rows, types = encoded.result()
+    lengths = np.fromiter((sum(map(len, row)) for row in rows), np.int32, len(rows))
+    ends = np.cumsum(lengths, dtype=np.int32)
+    ids = itertools.chain.from_iterable(itertools.chain.from_iterable(rows))
+    tokens = np.fromiter(ids, np.int32, int(lengths.sum()))  # several times as fast as pa.array of lists
+    columns = [
+        pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
+        targets(batch["label"].to_pylist(), labels, problem_type),
+        pa.array(lengths),
+        batch["language"],
+    ]
+    if in_windows:
+        columns.append(pa.array([list(map(len, row)) for row in rows], pa.list_(pa.int32())))
+    if types is not None:
+        flat = np.fromiter(itertools.chain.from_iterable(types), np.int8, len(tokens))
+        columns.append(pa.ListArray.from_arrays(columns[0].offsets, flat))
+    return pa.record_batch(columns, schema=schema_of(labels, problem_type, in_windows, types is not None))
 
 
 def _tokenised_batch(tokenizer: PreTrainedTokenizerBase, *settings: Any) -> pa.RecordBatch:
