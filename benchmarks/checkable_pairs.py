@@ -225,5 +225,6 @@ def has_form(form: str, answer: str, count: int) -> bool:
         lines = answer.splitlines()
         return len(lines) == count and all(re.fullmatch("- [^,]+", line) for line in lines)
     if form.startswith("in capital"):
-        return len(answer.split(", ")) == count and answer.isupper() and answer.replace(", ", "").isalpha()
+        things = answer.split(", ")
+        return len(things) == count and all(re.fullmatch("[A-Z][A-Z -]*", each) for each in things)
     return len(answer.split(" + ")) == count and "\n" not in answer and '"' not in answer
