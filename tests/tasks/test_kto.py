@@ -117,8 +117,7 @@ def reward_trainer(base: str, folder: Path, rows: Dataset, **settings: Any) -> I
 def test_a_reward_model_learns_as_in_plain_torch(base: str, tmp_path: Path) -> None:
     rows, expected = pair_rows(), list[float]()
     trainer = reward_trainer(base, tmp_path, rows)
-    assert trainer.model is not None
-    trainer.model.save_pretrained(tmp_path / "start")
+    trainer.save_model(str(tmp_path / "start"))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "start")
     optimizer = torch.optim.SGD(model.parameters(), RATE)
 
