@@ -30,24 +30,14 @@ from docs import (
     strategy_files,
 )
 from indictune.commands import VERBS
+from indictune.config.command_line import SCRIPTS
 from indictune.errors import catalogue, in_capitals
-from indictune.tasks.chat import CausalText, Chat
-from indictune.tasks.classification import Classification
-from indictune.tasks.preferences import Preference
-from indictune.tasks.raw_text import MaskedText
-from indictune.tasks.tokens import TokenClassification
+from indictune.tasks.all_tasks import TASKS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 FLAGS_FILE = ROOT / "indictune/config/flags.json"
-TRAINING: dict[str, tuple[type[Any], ...]] = {
-    "scripts/train_sentiment.py": Classification.arguments,
-    "scripts/train_tokens.py": TokenClassification.arguments,
-    "scripts/train_llama.py": Chat.arguments,
-    "scripts/train_mlm.py": MaskedText.arguments,
-    "scripts/train_clm.py": CausalText.arguments,
-    "scripts/train_preferences.py": Preference.arguments,
-}
+TRAINING = {f"scripts/{SCRIPTS[task.name]}": task.arguments for task in TASKS}
 COMMANDS: dict[str, type[Any]] = {
     verb: arguments
     for verb in VERBS
@@ -225,8 +215,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def flags_file() -> str:
     """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
-    tasks = (Classification, TokenClassification, Chat, MaskedText, CausalText, Preference)
-    programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in tasks}
+    programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in TASKS}
     programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
     entries: dict[tuple[str, ...], list[str]] = {}
     for program, classes in programs.items():

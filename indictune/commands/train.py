@@ -52,7 +52,7 @@ _OF_TEXTS = {
 }
 _INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
 _SECONDS_FOR_THE_HUB = 3
-_SHARING_KEYS = ("mlm", "clm", "dpo")
+_SHARING_KEYS = ("mlm", "clm", "dpo", "kto", "reward")
 _NUMBERS = ("num_processes", "num_workers")
 _LAUNCH = ("engine", "ray_address", "strategy", *_NUMBERS)
 

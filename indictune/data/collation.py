@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
-_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids", "chosen_length")
+_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids", "chosen_length", "is_good")
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
             packed, `seq_lengths` too; of pairs of texts, `token_type_ids`, if the model reads them; of
-            pairs of answers, `chosen_length`.
+            pairs of answers, `chosen_length`, and of marked ones `is_good` too.
         batches: of a training, whose rows have the number of the `epoch` too.
     """
 
@@ -173,25 +173,36 @@ class JoinRows:
 
 
 class PairRows:
-    """Collate both answers of each pair as two rows, the better one first, by a collator of rows."""
+    """Collate both answers of each pair as two rows, the better one first, by a collator of rows.
 
-    def __init__(self, collator: PadToLongest | JoinRows) -> None:
-        self.collator = collator
+    Args:
+        keeps_apart: whether the second answers are in a batch of their own, `others`.
+    """
+
+    def __init__(self, collator: PadToLongest | JoinRows, keeps_apart: bool = False) -> None:
+        self.collator, self.keeps_apart = collator, keeps_apart
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The batch of the collator, whose `labels` are named `answer_labels`.
 
-        Its own `labels`, int64 [pairs, 2], are `IGNORED_LABEL` and 1, or twice the former for a dummy: the Trainer
-        (5.23) counts pairs by them, with the first column or without. `row_numbers` is int64 [pairs].
+        Its own `labels`, int64 [pairs, 2], are `IGNORED_LABEL` and 1, or 0 for an answer marked bad, or twice the
+        former for a dummy: the Trainer (5.23) counts pairs by them, with the first column or without. `row_numbers` is
+        int64 [pairs].
         """
-        batch = self.collator([side for row in rows for side in _sides(row)])
-        batch["answer_labels"] = batch.pop("labels")
         numbers = torch.tensor([row["row"] for row in rows])
         ignored = torch.full_like(numbers, IGNORED_LABEL)
-        return batch | {
-            "labels": torch.stack([ignored, ignored.where(numbers == NO_ROW, 1)], 1),
-            "row_numbers": numbers,
-        }
+        marks = torch.tensor([int(row.get("is_good", 1)) for row in rows])
+        shared = {"labels": torch.stack([ignored, ignored.where(numbers == NO_ROW, marks)], 1), "row_numbers": numbers}
+        sides = list(map(_sides, rows))
+        if self.keeps_apart:
+            own, others = (self._answers(each) | shared for each in zip(*sides, strict=True))
+            return own | {"others": others}
+        return self._answers([side for both in sides for side in both]) | shared
+
+    def _answers(self, rows: Sequence[Row]) -> dict[str, Any]:
+        batch = self.collator(rows)
+        batch["answer_labels"] = batch.pop("labels")
+        return batch
 
 
 def _sides(row: Row) -> tuple[Row, Row]:
@@ -199,10 +210,9 @@ def _sides(row: Row) -> tuple[Row, Row]:
     if row["row"] == NO_ROW:
         return row, row
     end = int(row["chosen_length"])
-    chosen, rejected = (
-        {name: row[name][part] for name in ("input_ids", "labels")} for part in (slice(end), slice(end, None))
-    )
-    return tuple(each | {"seq_lengths": np.array([len(each["input_ids"])])} for each in (chosen, rejected))  # type: ignore[return-value]
+    parts = ({name: row[name][part] for name in ("input_ids", "labels")} for part in (slice(end), slice(end, None)))
+    chosen, rejected = (each | {"seq_lengths": np.array([len(each["input_ids"])])} for each in parts)
+    return chosen, rejected
 
 
 def _windows(row: Row) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ Arguments = TypeVar("Arguments")
 # transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
 DEFAULT_EVAL_STEPS = 10.0
 
-_RATES_OF_ADAPTERS = {"chat": 2e-4, "clm": 2e-4, "dpo": 1e-5}  # whole weights take a tenth of it
+_RATES_OF_ADAPTERS = {"chat": 2e-4, "clm": 2e-4, "dpo": 1e-5, "kto": 1e-5}  # whole weights take a tenth of it
 
 
 def make_plan(

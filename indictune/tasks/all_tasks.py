@@ -7,14 +7,16 @@ from typing import Any
 
 from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.kto import RatedAnswers
 from indictune.tasks.preferences import Preference
 from indictune.tasks.protocol import Task
 from indictune.tasks.raw_text import MaskedText
+from indictune.tasks.reward import RewardModel
 from indictune.tasks.tokens import TokenClassification
 
 TASKS: tuple[Task[Any, Any, Any], ...] = (
     *(Classification(), TokenClassification(), Chat(), MaskedText(), CausalText()),
-    Preference(),
+    *(Preference(), RatedAnswers(), RewardModel()),
 )
 
 

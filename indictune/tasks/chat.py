@@ -77,7 +77,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
     """A model answers the last message of a conversation."""
 
     arguments = (LlamaModelArguments, ChatDataArguments, Args)
-    packages = ("trl",)
+    packages: tuple[str, ...] = ("trl",)
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
@@ -172,7 +172,7 @@ def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, tem
 class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
-    kind = AutoModelForCausalLM
+    kind: type[Any] = AutoModelForCausalLM
     METRICS: tuple[str, ...] = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
     sums_rows = False  # whether `total` is the loss of a training, also where TRL has one
 

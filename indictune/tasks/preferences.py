@@ -88,6 +88,7 @@ class Preferences(Answers):
     """Both answers of each pair, read in one pass of the model.
 
     Attributes:
+        pair_loss: `PairLoss`, or that of another task.
         made_from: what the reference depends on besides rows and code.
         references: the reference of each dataset, by its `id`; float32 [pairs, 2].
         reference: that of the training rows, on the device.
@@ -98,7 +99,7 @@ class Preferences(Answers):
     reference: Tensor
 
     def __init__(
-        self, pad_token_id: int, dtype: torch.dtype, padded: bool, pair_loss: PairLoss, made_from: list[object]
+        self, pad_token_id: int, dtype: torch.dtype, padded: bool, made_from: list[object], pair_loss: Any
     ) -> None:
         super().__init__(pad_token_id, dtype, padded)
         self.pair_loss, self.made_from, self.references = pair_loss, made_from, dict[int, np.ndarray]()
@@ -107,15 +108,14 @@ class Preferences(Answers):
         return PairRows(PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows())
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, ...]:
-        """The log-probabilities of both answers, and their tokens, [pairs, 2] each."""
-        del inputs["labels"]
-        labels = inputs.pop("answer_labels")
+        """The log-probabilities of the answers of each row, and their tokens, [rows, answers] each."""
+        rows, labels = len(inputs.pop("labels")), inputs.pop("answer_labels")
         of_tokens = model(**inputs, labels=labels, use_cache=False, fused_lm_head=True).log_probs.float()
         counted = (labels[:, 1:] != IGNORED_LABEL).float()
-        sums = [self._summed(each, inputs).view(-1, 2) for each in (of_tokens, counted)]
-        return sums[0], sums[1]
+        log_probs, tokens = (self.summed(each, inputs).view(rows, -1) for each in (of_tokens, counted))
+        return log_probs, tokens
 
-    def _summed(self, of_tokens: Tensor, inputs: Batch) -> Tensor:
+    def summed(self, of_tokens: Tensor, inputs: Batch) -> Tensor:
         """The sum over each conversation, [conversations], of a value of each token but the first, [rows, tokens]."""
         if self.padded:
             return of_tokens.sum(-1)
@@ -126,40 +126,48 @@ class Preferences(Answers):
         rows = inputs.pop("row_numbers")
         is_pair = inputs["labels"][:, 1] != IGNORED_LABEL
         log_probs, tokens = self.measure(model, inputs)
-        losses = self.pair_loss.each(log_probs, tokens, self.reference[rows])
+        losses: Tensor = self.pair_loss.each(log_probs, tokens, self.reference[rows])
         return (losses * is_pair).sum()
 
     def known(self, dataset: Dataset) -> Results:
         return [each for key, each in self.references.items() if key == id(dataset)]
 
-    def _scored(self, results: Results) -> dict[str, np.ndarray]:
-        """The scores of each pair, float64 [pairs] each, of log-probabilities, tokens and the reference."""
+    def scored(self, results: Results) -> dict[str, np.ndarray]:
+        """The scores of each row, [rows] each, of what was measured and is known; NaN where a row has none."""
         given = [torch.from_numpy(each).double() for each in results]
-        rewards, losses = self.pair_loss.rewards(*given), self.pair_loss.each(*given)
-        margin = rewards[:, 0] - rewards[:, 1]
-        columns = losses, (margin > 0).double(), margin, rewards[:, 0]
-        return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
+        return as_scores(self.pair_loss.each(*given), self.pair_loss.rewards(*given))
+
+    def tokens(self, results: Results) -> dict[str, np.ndarray]:
+        """The tokens of the better and the worse answer of each row, int64 [rows] each; 0 where it has none."""
+        return {f"{name}_tokens": results[1][:, side].astype(np.int64) for side, name in enumerate(_SIDES)}
 
     def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
-        scored = self._scored(results)
-        for row in range(len(dataset)):
-            tokens = {"chosen_tokens": int(results[1][row, 0]), "rejected_tokens": int(results[1][row, 1])}
-            yield {name: float(column[row]) for name, column in scored.items()} | tokens
+        columns = self.scored(results) | self.tokens(results)
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
 
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
-        scored, tokens = self._scored(results), results[1]
+        scored, tokens = self.scored(results), self.tokens(results)
 
         def scorer(rows: np.ndarray, draws: int = RESAMPLES) -> Group:
-            ones = np.ones(len(rows))
-            scores = {name: ratio_of_sums(scored[name][rows], ones, draws) for name in (*SCORES[1:], "loss")}
-            counts = {f"{name}_tokens": int(tokens[rows, side].sum()) for side, name in enumerate(_SIDES)}
-            return Group(len(rows), scores, counts=counts)
+            scores = {}
+            for name in (*SCORES[1:], "loss"):
+                column = scored[name][rows]
+                scores[name] = ratio_of_sums(np.nan_to_num(column), 1.0 - np.isnan(column), draws)
+            return Group(len(rows), scores, counts={name: int(each[rows].sum()) for name, each in tokens.items()})
 
         loss = mean_loss(scored["loss"])
         return break_down("preferences", row_facts(dataset, scripts), scorer, loss=loss, draws=draws)
 
     def metrics(self, found: Breakdown) -> dict[str, Any]:
         return block_of(found, lambda group: group.counts | {name: group.scores[name].value for name in SCORES})
+
+
+def as_scores(losses: Tensor, rewards: Tensor) -> dict[str, np.ndarray]:
+    """`SCORES` of each pair, of its loss [pairs] and the rewards of its answers [pairs, 2]."""
+    margin = rewards[:, 0] - rewards[:, 1]
+    columns = losses, (margin > 0).double(), margin, rewards[:, 0]
+    return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
 
 
 _SIDES = "chosen", "rejected"
@@ -176,28 +184,31 @@ Plan = RunPlan[PairArguments, PreferenceArguments]
 
 
 class Preference(Chat):
-    """A model learns which of two answers is the better one. What it has learned is evaluated as a chat."""
+    """A model learns which of two answers is the better one. What it has learned is evaluated as a chat.
+
+    Attributes:
+        rows: what a row is: how its file is read, what it is, what is looked for in all, and how it becomes tokens.
+    """
 
     arguments = (LlamaModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
     name = "dpo"
-    scores = (*SCORES, f"{WORST}{SCORES[1]}", *WRITTEN, f"{WORST}{WRITTEN[0]}")
+    packages: tuple[str, ...] = ("trl",)
+    scores: tuple[str, ...] = (*SCORES, f"{WORST}{SCORES[1]}", *WRITTEN, f"{WORST}{WRITTEN[0]}")
     lower_is_better = ("loss",)
+    rows: Any = (answer_pairs.pair_records, answer_pairs.Pairs, answer_pairs.pair_findings)
+    tokens: Any = (answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
 
     def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
-        asked, found = plan.training, super().check(plan)
-        if not asked.beta > 0:
-            found.append(problem("beta-not-positive", "--beta", asked.beta))
+        asked, found = plan.training, super().check(plan) + refused_of_answers(plan)
         if not 0 <= asked.flipped_share < 0.5:
             found.append(problem("flipped-share-out-of-range", "--flipped_share", asked.flipped_share))
         if asked.flipped_share and asked.preference_loss != "robust":
             other = f"--preference_loss {asked.preference_loss}"
             found.append(problem("no-effect", "--flipped_share", asked.flipped_share, other=other))
-        if plan.launch.axes.context > 1:
-            found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:  # type: ignore[override]
-        sources = problems.attempt(chat_sources, plan.data, problems, answer_pairs.pair_records)
+        sources = problems.attempt(chat_sources, plan.data, problems, self.rows[0])
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         if tokenizer is not None and sources is not None:
             problems.attempt(check_template, tokenizer, plan.data, sources)
@@ -208,7 +219,7 @@ class Preference(Chat):
             return None
         with problems.collecting():
             of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
-            splits = load_rows(answer_pairs.Pairs, *of_rows, answer_pairs.pair_findings)
+            splits = load_rows(self.rows[1], *of_rows, self.rows[2])
             if inputs.tokenizer is not None:
                 check_unknown(splits.rows["train"], inputs.tokenizer, plan)
                 template = set_template(inputs.tokenizer, splits.rows, plan.data)
@@ -217,7 +228,7 @@ class Preference(Chat):
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:  # type: ignore[override]
         of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
-        made = tokenise_chat_splits(*of_rows, answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
+        made = tokenise_chat_splits(*of_rows, *self.tokens)
         notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
         tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *TEXTS)
         return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))
@@ -233,14 +244,31 @@ class Preference(Chat):
         padded: bool,
         rows: ChatRows | None,
     ) -> Objective:
-        assert tokenizer.pad_token_id is not None
-        assert isinstance(rows, PairRowsOfRun)
-        dtype = compute_dtype(args)
         loss = PairLoss(args.preference_loss, args.beta, args.length_normalised, args.flipped_share, args.sft_weight)
-        return Preferences(tokenizer.pad_token_id, dtype, padded, loss, [*rows.made_from, str(dtype), padded])
+        return Preferences(*of_answers(args, tokenizer, padded, rows), pair_loss=loss)
 
     def can_evaluate(self, config: Mapping[str, Any]) -> bool:
         return False
+
+
+def refused_of_answers(plan: RunPlan[Any, Any]) -> list[Problem]:
+    """What no task of better and worse answers can do."""
+    found, beta = [], plan.configuration.get("beta", 1)
+    if not beta > 0:
+        found.append(problem("beta-not-positive", "--beta", beta))
+    if plan.launch.axes.context > 1:
+        found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
+    return found
+
+
+def of_answers(
+    args: Any, tokenizer: Tokenizer, padded: bool, rows: ChatRows | None
+) -> tuple[int, torch.dtype, bool, list[object]]:
+    """The first arguments of `Preferences`."""
+    assert tokenizer.pad_token_id is not None
+    assert isinstance(rows, PairRowsOfRun)
+    dtype = compute_dtype(args)
+    return tokenizer.pad_token_id, dtype, padded, [*rows.made_from, str(dtype), padded]
 
 
 def _start_of(plan: Plan) -> list[object]:

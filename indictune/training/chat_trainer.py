@@ -17,8 +17,9 @@ from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
+from indictune.tasks.kto import MarkedAnswers
 from indictune.tasks.preferences import Preferences
-from indictune.tasks.protocol import Objective
+from indictune.tasks.protocol import Batch, Objective
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
@@ -105,11 +106,20 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         return total / num_items_in_batch * self.launch.data_size
 
     def before_steps(self) -> None:
-        """Measure the reference of pairs: no callback comes between the weights and a resume from a checkpoint."""
+        """Measure the reference of answers: no callback comes between the weights and a resume from a checkpoint."""
         if isinstance(self.objective, Preferences):
-            from indictune.training.evaluation import measure_reference
+            from indictune.training.evaluation import look_at_start
 
-            measure_reference(self, self.objective)
+            look_at_start(self, self.objective)
+
+    def get_batch_samples(self, *args: Any) -> tuple[list[Batch], Any]:
+        """Measure what the losses of a whole step depend on, before its first micro-batch."""
+        batches, count = super().get_batch_samples(*args)
+        if isinstance(self.objective, MarkedAnswers):
+            from indictune.training.evaluation import measure_divergence
+
+            measure_divergence(self, self.objective, batches)
+        return batches, count
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""

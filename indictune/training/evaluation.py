@@ -23,6 +23,7 @@ from transformers.trainer_utils import speed_metrics
 
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.checkpoint.train_state import RandomStates
+from indictune.data.batching import NO_ROW
 from indictune.data.cache import build_once, kept_folder
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
@@ -33,6 +34,7 @@ from indictune.evaluation.scorers import written_answers
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.run import OWN_PROGRESS, Run
+from indictune.tasks.kto import MarkedAnswers
 from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
@@ -48,8 +50,8 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
 
     `samples.jsonl` gets a JSON object a row: `split`, `messages` (before the answer), `prompt` (the same as the model
-    reads it), `reference` and `answer`. The scores are in `trainer.written`. All ranks must call it, because each may
-    hold a part of the weights. A stop loses no training.
+    reads it), `reference`, `answer` and, of preferences, `answer_before`, by the model before training. The scores are
+    in `trainer.written`. All ranks must call it: each may hold a part of the weights. A stop loses no training.
     """
     if samples is None:
         return
@@ -60,14 +62,24 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
         trainer.written = scores_of_samples(trainer, samples, answers)
     if run.rank != 0:
         return
-    lines = []
-    for messages, answer in zip(samples.chats, answers, strict=True):
+    lines, before_training = [], trainer.answers_before
+    for number, (messages, answer) in enumerate(zip(samples.chats, answers, strict=True)):
         prompt = tokenizer.decode(prompt_ids(messages, tokenizer, samples.template))
         *before, right = messages
         texts = {"split": samples.split, "messages": before, "prompt": prompt}
         texts |= {"reference": right["content"], "answer": answer}
+        if before_training is not None:
+            texts["answer_before"] = before_training[number]
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
     write_whole(run.output_dir / SAMPLES, "".join(lines))
+    if before_training is not None:
+        sides = {"reference": [chat[-1]["content"] for chat in samples.chats], "before": before_training}
+        of_all = (sides | {"after": answers}).items()
+        trainer.answer_lengths = {name: _mean_tokens(texts, tokenizer) for name, texts in of_all}
+
+
+def _mean_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> float:
+    return float(np.mean([len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]))
 
 
 def scores_of_samples(trainer: TaskTrainer, samples: Samples, answers: list[str], draws: int = RESAMPLES) -> Breakdown:
@@ -123,7 +135,7 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
             OWN_PROGRESS.passed("writing samples")
-            trainer.look_for_stop("the trained model wrote samples; going on writes them")
+            trainer.look_for_stop("samples were written; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             if trainer.parallelism.pipeline is None:
@@ -218,9 +230,12 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...] | None:
     """The row numbers of a batch [rows], and what the task measures of each row; None without the last layers."""
+    trainer.look_for_stop("rows were measured; going on measures them again")
+    return _measured(trainer, model, trainer.on_device(batch))
+
+
+def _measured(trainer: TaskTrainer, model: nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...] | None:
     OWN_PROGRESS.passed("evaluating a batch")
-    trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
-    inputs = trainer.on_device(batch)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
         measured = trainer.parallelism.measure(inputs, partial(trainer.objective.measure, model))
@@ -244,12 +259,15 @@ def prepared_model(trainer: TaskTrainer) -> nn.Module:
 _REFERENCE = "log_probs.npy"
 
 
-def measure_reference(trainer: TaskTrainer, objective: Preferences) -> None:
-    """Give the objective the log-probabilities of all answers under the prepared model. All ranks must call it.
+def look_at_start(trainer: TaskTrainer, objective: Preferences) -> None:
+    """Give the objective the log-probabilities of all answers under the model before training, and write samples.
 
-    Each pair is measured once, by one rank. So no second model is held. A resumed run reads the same numbers again.
+    Each row is measured once, by one rank. So no second model is held. A resumed run reads the same numbers again. All
+    ranks must call it.
     """
     before = RandomStates()
+    if trainer.samples is not None:
+        trainer.answers_before = answers_to(trainer, trainer.samples)
     for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
         if dataset is not None:
             objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
@@ -258,12 +276,28 @@ def measure_reference(trainer: TaskTrainer, objective: Preferences) -> None:
     before.restore()  # a run that found the numbers in the cache draws the same ones
 
 
+def measure_divergence(trainer: TaskTrainer, objective: MarkedAnswers, batches: Sequence[dict[str, Any]]) -> None:
+    """Give the objective one number for the rows of a step, of all its micro-batches and ranks. All must call it."""
+    model = prepared_model(trainer)
+    model.eval()
+    summed = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
+    for batch in batches:
+        measured = _measured(trainer, model, batch.pop("others"))
+        if measured is not None:
+            rows, log_probs, _ = measured
+            ratios = (log_probs[:, 0] - objective.reference[rows, 1]).double()
+            summed += torch.stack([(ratios * (rows != NO_ROW)).sum(), (rows != NO_ROW).sum()])
+    if trainer.args.world_size > 1:
+        torch.distributed.all_reduce(summed)
+    objective.divergence = (summed[0] / summed[1].clamp(min=1)).clamp(min=0).float()
+
+
 def _log_probs(trainer: TaskTrainer, dataset: Dataset, made_from: list[object]) -> np.ndarray:
     """Of both answers of each pair, float32 [pairs, 2]."""
     parts = [*made_from, validation_digest(dataset)]
     folder = kept_folder("reference", parts)
     if not all(collectives.gather_from_all(folder is not None)):
-        logger.info("Measuring the answers of %s pairs by the model before training", f"{len(dataset):,}")
+        logger.info("Measuring the answers of %s rows by the model before training", f"{len(dataset):,}")
         log_probs = measured_rows(trainer, dataset)[0]
         folder = build_once("reference", parts, "The reference", partial(_write, log_probs))
     assert folder is not None

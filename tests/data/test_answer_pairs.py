@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.chat_arguments import PairArguments
+from indictune.config.chat_arguments import PairArguments, RatedArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat import answer_pairs
 from indictune.data.chat.chat_tokens import choose_template
@@ -29,6 +29,13 @@ PAIR = {"prompt": "q", "chosen": "g", "rejected": "b"}
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def loaded_rated(*rows: dict[str, Any]) -> Splits[answer_pairs.Rated]:
+    Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    args, problems = RatedArguments(train_file="p.jsonl", validation_split=0), Problems()
+    sources = chat_sources(args, problems, answer_pairs.rated_records)
+    return load_rows(answer_pairs.Rated, sources, args, problems, None, None, answer_pairs.rated_findings)
 
 
 def loaded(*rows: dict[str, Any], **flags: Any) -> Splits[answer_pairs.Pairs]:
@@ -86,12 +93,17 @@ def test_swapped_repeated_and_length_biased_pairs_are_found() -> None:
     assert found == {"duplicate_rows": 2, "swapped_pairs": 2, "worse_scored": 1, "longer_chosen": 7}
 
 
-def tokens(rows: Splits[answer_pairs.Pairs], max_length: int = 64) -> list[dict[str, Any]]:
+def tokens(
+    rows: Splits[Any],
+    made_by: Any = answer_pairs.tokenised_pairs,
+    schema: pa.Schema = answer_pairs.TOKENS,
+    max_length: int = 64,
+) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
     table, bad = rows.rows["train"].table, BadRows("p.jsonl")
-    made = answer_pairs.tokenised_pairs(table.to_batches(), tokenizer, template, max_length, False, bad)
-    read: list[dict[str, Any]] = pa.Table.from_batches(made, answer_pairs.TOKENS).to_pylist()
+    made = made_by(table.to_batches(), tokenizer, template, max_length, False, bad)
+    read: list[dict[str, Any]] = pa.Table.from_batches(made, schema).to_pylist()
     for row in read:
         counted = [token for token in row["labels"] if token != -100]
         row["answers"] = str(tokenizer.decode(counted, skip_special_tokens=True)).split()
@@ -114,6 +126,49 @@ def test_only_the_last_answer_of_both_conversations_is_counted() -> None:
 def test_answers_that_the_cut_takes_or_makes_equal_are_bad_rows() -> None:
     (whole,) = tokens(loaded(PAIR))
     answer_begins = next(place for place, label in enumerate(whole["labels"]) if label != -100)
-    assert problems_raised(lambda: tokens(loaded(PAIR), answer_begins)) == ["p.jsonl:1 answers-cut-off"]
+    assert problems_raised(lambda: tokens(loaded(PAIR), max_length=answer_begins)) == ["p.jsonl:1 answers-cut-off"]
     alike = {"prompt": "q", "chosen": "g g g g", "rejected": "g g g b"}
-    assert problems_raised(lambda: tokens(loaded(alike), answer_begins + 1)) == ["p.jsonl:1 answers-cut-off"]
+    assert problems_raised(lambda: tokens(loaded(alike), max_length=answer_begins + 1)) == [
+        "p.jsonl:1 answers-cut-off"
+    ]
+
+
+def chat(answer: str, mark: object, prompt: str = "q") -> dict[str, Any]:
+    return {"messages": [USER | {"content": prompt}, GOOD | {"content": answer}], "label": mark}
+
+
+@pytest.mark.parametrize("key", ["label", "kto_tag"])
+def test_marked_answers_of_both_layouts_are_read(key: str) -> None:
+    texts = [{"prompt": "q", "completion": text, key: mark} for text, mark in (("g", 1), ("b", "False"))]
+    for rows in (texts, [{key: row["label"], "messages": row["messages"]} for row in (chat("g", True), chat("b", 0))]):
+        read = loaded_rated(*rows)
+        assert read.rows["train"].table["is_good"].to_pylist() == [True, False]
+        assert not [note for note in read.notes if "does not use" in note]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([chat("g", True)] * 2, "p.jsonl marks-equal"),
+        ([chat("g", False)] * 2, "p.jsonl marks-equal"),
+        ([chat("g", True), chat("b", False), chat("c", "maybe")], "p.jsonl:3 mark-missing"),
+        ([PAIR], "p.jsonl:1 rows-without-marks"),
+        ([{"messages": [USER, GOOD]}], "p.jsonl:1 rows-without-marks"),
+    ],
+)
+def test_what_is_not_marked_is_refused_by_name(rows: list[dict[str, Any]], problem: str) -> None:
+    assert problems_raised(lambda: loaded_rated(*rows)) == [f"--train_file {problem}"]
+
+
+def test_answers_that_are_marked_both_ways_are_found() -> None:
+    found = loaded_rated(chat("g", True), chat("g", False), chat("b", False)).findings
+    assert {each.name: each.count for each in found} == {"duplicate_rows": 1, "conflicting_marks": 2}
+
+
+def test_a_marked_answer_has_one_to_another_prompt() -> None:
+    rows = [("one", "q"), ("two", "q"), ("three", "r"), ("four", "r"), ("five", "s")]
+    split = loaded_rated(*(chat(text, text != "two", prompt) for text, prompt in rows))
+    made = tokens(split, answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
+    pairs = ["onethree", "twothree", "threetwo", "fourtwo", "fivefour"]
+    assert ["".join(row["answers"]) for row in made] == pairs
+    assert [row["is_good"] for row in made] == [1, 0, 1, 1, 1]

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,20 @@ def write_for_llama(folder: Path) -> str:
     return write_documents(folder) + "bf16: false\ngradient_checkpointing: false\n"
 
 
-def write_answer_pairs(folder: Path) -> str:
-    """Pairs of answers of 2 to 9 words, of which the better one is good; 101 rows make a ragged last global batch."""
+def write_answer_pairs(folder: Path, marked: bool = False) -> str:
+    """Pairs of answers of 2 to 9 words, of which the better one is good; 101 rows make a ragged last global batch.
+
+    With `marked`, each row has one of both.
+    """
     rng = random.Random(0)
     for name, rows in (("train", 101), ("validation", 53)):
         lines = []
-        for _ in range(rows):
-            good, bad = ([*words(rng), last] for last in ("good", "bad"))
-            pair = {"prompt": " ".join(words(rng)), "chosen": " " + " ".join(good), "rejected": " " + " ".join(bad)}
-            lines.append(json.dumps(pair))
+        for number in range(rows):
+            prompt = " ".join(words(rng))
+            good, bad = (f" {' '.join(words(rng))} {last}" for last in ("good", "bad"))
+            is_good = number % 3 > 0
+            rated = {"completion": good if is_good else bad, "label": is_good}
+            lines.append(json.dumps({"prompt": prompt} | (rated if marked else {"chosen": good, "rejected": bad})))
         (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     files = "".join(f"{name}_file: {json.dumps(str(folder / f'{name}.jsonl'))}\n" for name in ("train", "validation"))
     return files + "bf16: false\ngradient_checkpointing: false\n"
@@ -170,6 +176,8 @@ TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "mlm": ("scripts/train_mlm.py", write_documents),
     "clm": ("scripts/train_clm.py", write_for_llama),
     "dpo": ("scripts/train_preferences.py", write_answer_pairs),
+    "kto": ("scripts/train_kto.py", partial(write_answer_pairs, marked=True)),
+    "reward": ("scripts/train_reward.py", write_answer_pairs),
 }
 
 
@@ -250,6 +258,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 # The slow tests try all pairs.
 MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), ("soft_labels", "ddp")}
 MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3"), ("dpo", "ddp"), ("dpo", "fsdp2")}
+MORE |= {("kto", "fsdp2"), ("reward", "ddp")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 PAIRS.remove(("mlm", "pipeline"))  # which is refused
 
@@ -262,7 +271,7 @@ def test_two_ranks_train_the_model_of_one_process(
     runs: dict[str, Callable[..., Run]], name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = runs[name]("single", 1, "--per_device_train_batch_size", "24")
-    if name == "dpo":  # each strategy measures the reference itself
+    if name in ("dpo", "kto"):  # each strategy measures the reference itself
         monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
     two = runs[name](strategy, 2)
     assert len(one.log) == 7
@@ -270,7 +279,7 @@ def test_two_ranks_train_the_model_of_one_process(
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
     # A correlation of numbers that differ little, such as those of a model after 7 steps, magnifies their rounding.
     # A perplexity of thousands is the exponential of a loss, which is compared below.
-    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2}.get(name, OF_METRICS)
+    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2, "kto": 1e-5, "reward": 1e-5}.get(name, OF_METRICS)
     found = differences(one, two, of_metrics)
     if strategy == "zero3" and name in (
         "mlm",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -14,11 +14,13 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.chat_arguments import PreferenceArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
+from indictune.tasks.kto import MarkedAnswers, RatedLoss
 from indictune.tasks.preferences import PairLoss, Preferences
 from indictune.training.chat_trainer import LlamaTrainer
+from indictune.training.task_trainer import TaskTrainer
 from tests.training.tiny import VOCABULARY, tiny_llama, trained_weights
 
 STEPS, RATE = 3, 0.03
@@ -59,14 +61,26 @@ def pair_rows(count: int = 5) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def pair_trainer(base: str, folder: Path, rows: Dataset, loss: PairLoss, **settings: Any) -> LlamaTrainer:
+def pair_trainer(base: str, folder: Path, rows: Dataset, loss: PairLoss | RatedLoss, **settings: Any) -> LlamaTrainer:
     """A trainer whose steps take all rows each, by plain gradient descent."""
     padded, method = settings.pop("padded", False), settings.pop("method", "full")
     args = ModelArguments(base, method=method, dropout=0.0, lora_dropout=0.0)
     torch.manual_seed(0)
     tokenizer = load_tokenizer(args)
     model = load_causal(args, tokenizer, torch.float32, ends=[2])
-    of_step = settings.pop("global_batch_size", len(rows))
+    kind = MarkedAnswers if isinstance(loss, RatedLoss) else Preferences
+    assert tokenizer.pad_token_id is not None
+    objective = kind(tokenizer.pad_token_id, torch.float32, padded, [base, padded, kind.__name__], loss)
+    training = training_arguments(PreferenceArguments, folder, len(rows), **settings)
+    return LlamaTrainer(model, training, rows, rows, tokenizer, padded, objective=objective)
+
+
+Training = TypeVar("Training", bound=LlamaTrainingArguments)
+
+
+def training_arguments(kind: type[Training], folder: Path, rows: int, **settings: Any) -> Training:
+    """Steps of all rows each, by plain gradient descent."""
+    of_step = settings.pop("global_batch_size", rows)
     size = settings.get("per_device_train_batch_size", of_step)
     given: dict[str, Any] = {
         "use_cpu": True,
@@ -86,13 +100,10 @@ def pair_trainer(base: str, folder: Path, rows: Dataset, loss: PairLoss, **setti
         "gradient_checkpointing": False,
         "gradient_accumulation_steps": -(-of_step // size),
     }
-    training = PreferenceArguments(output_dir=str(folder), **{**given, **settings})
-    assert tokenizer.pad_token_id is not None
-    objective = Preferences(tokenizer.pad_token_id, torch.float32, padded, loss, [base, padded])
-    return LlamaTrainer(model, training, rows, rows, tokenizer, padded, objective=objective)
+    return kind(output_dir=str(folder), **{**given, **settings})
 
 
-def losses_of(trainer: LlamaTrainer) -> list[float]:
+def losses_of(trainer: TaskTrainer) -> list[float]:
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -190,7 +201,7 @@ def test_the_loss_is_that_of_trl(base: str, tmp_path: Path, name: str) -> None:
     order = torch.tensor([0, 2, 1, 3])  # TRL has all chosen answers first
     inputs = {"input_ids": batch["input_ids"][order], "attention_mask": batch["attention_mask"][order]}
     measured = [
-        objective_of(LOSSES[name]).measure(model, inputs | {"labels": order, "answer_labels": labels[order]})
+        objective_of(LOSSES[name]).measure(model, inputs | {"labels": order[:2], "answer_labels": labels[order]})
         for model in (trl.model, trl.ref_model)
     ]
     (log_probs, tokens), (reference, _) = measured
@@ -198,7 +209,7 @@ def test_the_loss_is_that_of_trl(base: str, tmp_path: Path, name: str) -> None:
 
 
 def objective_of(loss: PairLoss) -> Preferences:
-    return Preferences(0, torch.float32, True, loss, [])
+    return Preferences(0, torch.float32, True, [], loss)
 
 
 def test_an_evaluation_counts_each_pair_once(base: str, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Pairs of answers to one prompt, the better and the worse: read, checked and tokenised."""
+"""Answers of which some are better: pairs of answers to one prompt, and answers marked good or bad."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os.path import commonprefix
 from typing import Any, ClassVar
 
@@ -17,7 +18,16 @@ from indictune.data.cache import smaller_batches, text_keys
 from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import BATCH_ROWS, Ids, add_bad, add_cut, answer_writer, encode
 from indictune.data.chat.conversations import SCHEMA, Conversations, is_pair
-from indictune.data.chat.messages import SCORES, Message, Row, RowError, chat_records, is_prompt_text, messages_of
+from indictune.data.chat.messages import (
+    RATINGS,
+    SCORES,
+    Message,
+    Row,
+    RowError,
+    chat_records,
+    is_prompt_text,
+    messages_of,
+)
 from indictune.data.chat.written_chats import ChatWriter, Written
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import BETWEEN_TEXTS
@@ -28,6 +38,7 @@ from indictune.errors import UserError
 _HH = re.compile(r"\n\n(Human|Assistant):")  # of Anthropic's hh-rlhf
 _MANY_LONGER = 0.65  # of pairs, whose better answer is the longer one
 TOKENS = pa.schema([*chat_tokens.SCHEMA, pa.field("chosen_length", pa.int32())])
+RATED_TOKENS = pa.schema([*TOKENS, pa.field("is_good", pa.int8())])
 
 
 class Pairs(Conversations):
@@ -62,6 +73,25 @@ class Pairs(Conversations):
         return map(BETWEEN_TEXTS.join, zip(super().texts, rejected, strict=True))
 
 
+class Rated(Conversations):
+    """The answers of one split that are marked good or bad: conversations with a column `is_good` (bool)."""
+
+    kind: ClassVar[str] = "rated"
+    schema: ClassVar[pa.Schema] = pa.schema([*SCHEMA, ("is_good", pa.bool_())])
+    also_used: ClassVar[Sequence[str]] = RATINGS
+
+    @staticmethod
+    def columns_of(record: Row) -> dict[str, Any]:
+        mark = str(next((record[key] for key in RATINGS if record.get(key) is not None), None)).strip().lower()
+        if mark not in _GOOD | _BAD:
+            raise RowError("mark-missing", held=mark, keys=", ".join(map(str, record)))
+        answer = {key: value for key, value in record.items() if key not in RATINGS}
+        return Conversations.columns_of(answer) | {"is_good": mark in _GOOD}
+
+
+_GOOD, _BAD = {"true", "1", "1.0"}, {"false", "0", "0.0"}
+
+
 def _number(value: object) -> float | None:
     """A score, which files may hold as text; None for none."""
     try:
@@ -76,6 +106,27 @@ def pair_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Ite
         if number == 0 and not is_pair(record):
             raise UserError("rows-without-pairs", value=bad.location(line), keys=", ".join(map(str, record)))
         yield line, with_prompt(record)
+
+
+def rated_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+    """As `chat_records`; raises `UserError` if the first row is not marked, or is a pair."""
+    for number, (line, record) in enumerate(chat_records(rows, bad, names)):
+        if number == 0 and not any(record.get(key) is not None for key in RATINGS):
+            raise UserError("rows-without-marks", value=bad.location(line), keys=", ".join(map(str, record)))
+        yield line, record
+
+
+def rated_findings(rows: Mapping[str, Rated]) -> list[Finding]:
+    """Answers that are marked good and bad, by split. Raises `UserError` if all training rows are marked alike."""
+    found = []
+    for name, split in rows.items():
+        keys, good = text_keys(split.texts), split.table["is_good"].to_numpy()
+        if name == "train" and (good.all() or not good.any()):
+            raise UserError("marks-equal", split.origin, split.source, mark="good" if good.all() else "bad")
+        count = int(np.isin(keys, np.intersect1d(keys[good], keys[~good])).sum())
+        note = f"{split.origin} {split.source}: {count:,} of {len(split):,} rows are also marked the other way."
+        found.append(Finding("conflicting_marks", count, len(split), note))
+    return [each for each in found if each.count]
 
 
 def with_prompt(row: Row) -> Row:
@@ -143,6 +194,7 @@ def tokenised_pairs(
     bad: BadRows,
     positions: int | None = None,
     train_on_thinking: bool = True,
+    schema: pa.Schema = TOKENS,
 ) -> Iterator[pa.RecordBatch]:
     """Write out, tokenise and cut pairs; arguments as of `tokenised_chats`. `bad` also gets pairs that the cut equals.
 
@@ -161,17 +213,44 @@ def tokenised_pairs(
             own = slice(2 * number, 2 * number + 2)
             full_length = max(map(len, ids[own]))
             cut_ids, cut_labels = ([each[:max_length] for each in side[own]] for side in (ids, labels))
-            if all((each != IGNORED_LABEL).any() for each in cut_labels) and not np.array_equal(
-                cut_ids[0], cut_ids[1]
-            ):
+            if _is_usable(cut_ids, cut_labels, are_pairs=schema is TOKENS):
                 kept.append((row, cut_ids, cut_labels, full_length))
             else:
                 add_cut(bad, batch, {row: full_length}, max_length, positions)
         if kept:
-            yield _columns(batch, first, kept)
+            yield _columns(batch, first, kept, schema)
         first += batch.num_rows
         good += len(kept)
     bad.finish(good)
+
+
+def _is_usable(ids: Sequence[Ids], labels: Sequence[Ids], are_pairs: bool) -> bool:
+    """Whether something is left of the answers, and of a pair's different things."""
+    has_answer = [bool((each != IGNORED_LABEL).any()) for each in labels]
+    return all(has_answer) and not np.array_equal(ids[0], ids[1]) if are_pairs else has_answer[0]
+
+
+def tokenised_rated(batches: Iterable[pa.RecordBatch], *of_pairs: Any) -> Iterator[pa.RecordBatch]:
+    """As `tokenised_pairs`, in rows of `RATED_TOKENS`: an answer, and in place of a worse one that to another prompt.
+
+    The latter is the answer before it in the file. TRL (1.16) takes one of the same micro-batch.
+    """
+    return partial(tokenised_pairs, schema=RATED_TOKENS)(_with_other_answers(batches), *of_pairs)
+
+
+def _with_other_answers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Add a column `rejected`: the nearest earlier answer to another prompt; at the beginning, the first later one."""
+    before, other = list[Message](), Message()
+    for batch in batches:
+        chats, others = batch["messages"].to_pylist(), []
+        for *prompt, answer in chats:
+            if not before:
+                other = next((each[-1] for each in chats if each[:-1] != prompt), answer)
+            elif before[:-1] != prompt:
+                other = before[-1]
+            before = [*prompt, answer]
+            others.append(other["content"])
+        yield batch.append_column("rejected", pa.array(others, pa.string()))
 
 
 def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> dict[int, list[Written]]:
@@ -203,17 +282,18 @@ def _last_answer(writer: ChatWriter, messages: Sequence[Message]) -> Written:
 
 
 def _columns(
-    batch: pa.RecordBatch, first: int, kept: Sequence[tuple[int, list[Ids], list[Ids], int]]
+    batch: pa.RecordBatch, first: int, kept: Sequence[tuple[int, list[Ids], list[Ids], int]], schema: pa.Schema
 ) -> pa.RecordBatch:
-    rows, ids, labels, full_lengths = zip(*kept, strict=True)
-    lengths = [sum(map(len, each)) for each in ids]
+    numbers, ids, labels, full_lengths = zip(*kept, strict=True)
+    rows = batch.take(pa.array(numbers))
     made = {
         "input_ids": [np.concatenate(each) for each in ids],
         "labels": [np.concatenate(each) for each in labels],
-        "length": lengths,
+        "length": [sum(map(len, each)) for each in ids],
         "full_length": full_lengths,
-        "language": batch["language"].take(pa.array(rows)),
-        "rows": [[first + row] for row in rows],
+        "language": rows["language"],
+        "rows": [[first + number] for number in numbers],
         "chosen_length": [len(chosen) for chosen, _ in ids],
+        "is_good": rows["is_good"].cast(pa.int8()) if schema is RATED_TOKENS else None,
     }
-    return pa.record_batch([pa.array(made[field.name], field.type) for field in TOKENS], schema=TOKENS)
+    return pa.record_batch([pa.array(made[field.name], field.type) for field in schema], schema=schema)

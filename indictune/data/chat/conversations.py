@@ -54,6 +54,7 @@ class Conversations(StoredRows):
 
     kind: ClassVar[str] = "conversations"  # as messages name the rows
     schema: ClassVar[pa.Schema] = SCHEMA
+    also_used: ClassVar[Sequence[str]] = ()  # keys of a row besides those of its form
 
     @staticmethod
     def columns_of(record: Row) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def _rows(
             else:
                 bad.add(line, error.code, record, **error.details)
         else:
-            unused.count(record)
+            unused.count({key: record[key] for key in record if key not in rows_type.also_used})
             messages = columns["messages"]
             for message in messages:
                 damaged.check(message["content"], line)

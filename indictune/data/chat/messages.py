@@ -49,7 +49,7 @@ _ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 _TOOLS = ("tools", "functions", "tool_calls", "function_call")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "train_on_turn", "loss")
-_RATINGS, _REJECTED = ("kto_tag", "label"), ("false", "0", "0.0")
+RATINGS, _REJECTED = ("kto_tag", "label"), ("false", "0", "0.0")
 _COUNTS = ("none", "true", "1", "1.0")
 
 
@@ -160,7 +160,7 @@ def _check_content(row: Row, form: Form) -> None:
 
 
 def _check_ratings(held: Row, where: str) -> None:
-    for key in _RATINGS:
+    for key in RATINGS:
         if str(held.get(key)).strip().lower() in _REJECTED:
             raise RowError("answer-rejected", where=where, key=key, held=_shown(held[key]))
 

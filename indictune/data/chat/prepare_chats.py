@@ -58,10 +58,16 @@ class Chats(TokenRows):
         return next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
 
     def samples(self, count: int) -> tuple[list[list[Message]], Dataset | None]:
-        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on."""
+        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on.
+
+        Answers that are marked bad are left out, because they are not what the model should write.
+        """
         split = self.sampled_split
         dataset, rows = self.datasets[split], self.rows[split]
         indices, first = np.unique(pc.list_flatten(dataset.data["rows"]).to_numpy(), return_index=True)
+        if "is_good" in dataset.column_names:
+            are_good = dataset.data["is_good"].to_numpy()[first] == 1
+            indices, first = indices[are_good], first[are_good]
         chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
         chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
         return chats, None if split == "train" else dataset.select(first[chosen])
