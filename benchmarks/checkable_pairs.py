@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Row = dict[str, Any]
@@ -114,7 +114,7 @@ TOPICS = {
     "instruments": "piano violin flute guitar drum sitar",
 }
 NUMBERS = {2: "two", 3: "three", 4: "four"}
-FORMS = {
+FORMS: dict[str, Callable[[list[str]], str]] = {
     "as a JSON list": json.dumps,
     'one a line, each line beginning with "- "': lambda items: "\n".join(f"- {each}" for each in items),
     "in capital letters, separated by commas": lambda items: ", ".join(items).upper(),
@@ -191,7 +191,7 @@ def is_good(row: Row, answer: str) -> bool:
     if question in answer:
         return False
     if row["kind"] == "language":
-        return language_of(answer) == row["language"]
+        return language_of(answer) == str(row["language"])
     if row["kind"] == "arithmetic":
         a, sign, b = re.findall(r"\d+|[-+*]", question)
         right = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
