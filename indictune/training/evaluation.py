@@ -266,13 +266,13 @@ def look_at_start(trainer: TaskTrainer, objective: Preferences) -> None:
     ranks must call it.
     """
     before = RandomStates()
-    if trainer.samples is not None:
-        trainer.answers_before = answers_to(trainer, trainer.samples)
     for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
         if dataset is not None:
             objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
     reference = objective.references[id(trainer.train_dataset)]
     objective.reference = torch.from_numpy(reference).to(trainer.args.device)
+    if trainer.samples is not None:
+        trainer.answers_before = answers_to(trainer, trainer.samples)
     before.restore()  # a run that found the numbers in the cache draws the same ones
 
 
