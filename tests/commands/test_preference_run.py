@@ -31,7 +31,7 @@ def test_the_verbs_take_a_run_of_pairs(
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB + write_answer_pairs(tmp_path), encoding="utf-8")
     flags = ["--method", "lora", "--learning_rate", "1e-2", "--max_steps", "3", "--num_sample_generations", "2"]
-    assert main(["train", "dpo", "--config", "job.yaml", *flags, "--output_dir", "run"]) == 0
+    assert main(["train", "dpo", "--config", "job.yaml", *flags, "--beta", "0.2", "--output_dir", "run"]) == 0
     assert main(["merge", "run", "--output_dir", "merged"]) == 0
     trained = json.loads(Path("run/metrics.json").read_text(encoding="utf-8"))["eval"]
 
@@ -75,7 +75,8 @@ def test_the_verbs_take_a_run_of_pairs(
     about = yaml.safe_load(found[1])
     assert about["tags"] == ["indictune", "dpo"]
     assert not {"chosen_tokens", "rejected_tokens"} & set(about["metrics"])
-    assert "| beta, which holds the model to that before training | 0.1 |" in Path("run/README.md").read_text()
+    for line in ("| beta, which holds the model to that before training | 0.2 |", "| loss of a pair | sigmoid |"):
+        assert line in found[0]
     _, *command = shlex.split(found[2].replace("\\\n", " "))
     assert main([*command, "--output_dir", "again"]) == 0
     again = json.loads(Path("again/metrics.json").read_text(encoding="utf-8"))["eval"]
