@@ -29,7 +29,7 @@ from indictune.evaluation.uncertainty import RESAMPLES, ratio_of_sums
 from indictune.files import known_digest
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer, positions_of
-from indictune.tasks.chat import TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
+from indictune.tasks.chat import PAIR_TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
 from indictune.tasks.protocol import Batch, Collator, Inputs, Objective, Results, Scripts, Tokens, row_facts
 from indictune.tasks.raw_text import tokens_of
 from indictune.upstream import commit_of
@@ -230,7 +230,7 @@ class Preference(Chat):
         of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
         made = tokenise_chat_splits(*of_rows, *self.tokens)
         notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
-        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *TEXTS)
+        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *PAIR_TEXTS)
         return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:  # type: ignore[override]
