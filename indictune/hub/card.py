@@ -49,6 +49,8 @@ _SETTINGS = {
     "length_normalised": "log-probabilities divided by tokens",
     "flipped_share": "share of swapped pairs",
     "sft_weight": "weight of the loss of the chosen answer",
+    "desirable_weight": "weight of good answers",
+    "undesirable_weight": "weight of bad answers",
 }
 
 
@@ -107,6 +109,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "title": facts.model.rpartition("/")[2],
         "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
         "learned_from": PREFERENCES.get(str(facts.preferred_by)),
+        "compares_with_start": facts.preferred_by in ("dpo", "kto"),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "is_rounded": name == fetched.NAME,
         "labels": _listed(facts.labels),

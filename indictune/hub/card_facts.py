@@ -37,7 +37,11 @@ from indictune.versions import strategies
 
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 # Tasks that learn which answers are better, and what they learn from.
-PREFERENCES = {"dpo": "pairs of a better and a worse answer, by direct preference optimization (DPO)"}
+PREFERENCES = {
+    "dpo": "pairs of a better and a worse answer, by direct preference optimization (DPO)",
+    "kto": "answers that are marked good or bad, by Kahneman-Tversky optimization (KTO)",
+    "reward": "pairs of a better and a worse answer, to give the better one a higher number (a reward model)",
+}
 # What is of this machine or of the push, and not of the training.
 NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir"]
 NOT_OF_THE_TRAINING += ["report", "report_to"]
@@ -54,7 +58,8 @@ _TIMEOUT_S = 5.0  # for the licence of the base
 # Scores, and the Hub's names of their metrics. Others go by their own names.
 _METRICS = {"macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr"}
 _METRICS |= {"answer_token_accuracy": "accuracy"}
-_COUNTS = ("num_examples", "num_tokens", "num_characters", "num_tags", "threshold", "chosen_tokens", "rejected_tokens")
+_COUNTS = ["num_examples", "num_tokens", "num_characters", "num_tags", "threshold", "chosen_tokens", "rejected_tokens"]
+_COUNTS += ["good_tokens", "bad_tokens"]
 _LANGUAGE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z]{4})?")  # ISO 639, alone or before a script: hi, hi-Latn
 GROUPS = ("language", "script", "length")  # of which scores are shown, in this order
 _NO_LANGUAGE = ("und", "mul", "zxx", "mis")
@@ -252,7 +257,8 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
         library_name=facts.exported.get("format") or ("peft" if facts.is_adapter else "transformers"),
         tags=[
             "indictune",
-            *([facts.preferred_by or "sft"] if task == "text-generation" and not facts.continues_texts else []),
+            *(["sft"] if task == "text-generation" and not (facts.continues_texts or facts.preferred_by) else []),
+            *([facts.preferred_by] if facts.preferred_by else []),
             *(["lora"] if facts.is_adapter else []),
         ],
         metrics=sorted({each.metric_type for each in results}) or None,

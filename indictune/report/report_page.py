@@ -130,7 +130,8 @@ def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
     """What is right, what the model says, and how wrong that is."""
     wrong = float(row["wrongness"])
     if kind == "preferences":
-        lengths = f"{row['chosen_tokens']} tokens chosen, {row['rejected_tokens']} rejected"
+        sides = [name for name in ("chosen", "rejected", "good", "bad") if row.get(f"{name}_tokens")]
+        lengths = ", ".join(f"{row[f'{name}_tokens']} tokens {name}" for name in sides)
         return "", "", f"loss {wrong:.2f}, margin {row['reward_margin']:+.2f}; {lengths}"
     if kind in ("answers", "texts"):
         return "", "", f"{wrong:.2f} nats a token"

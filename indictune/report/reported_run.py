@@ -163,7 +163,7 @@ def score_tables(run: ReportedRun) -> list[Table]:
     return found + _answer_lengths(run.breakdown, run.facts.metrics.get("answer_lengths") or {})
 
 
-_ANSWERS = {"chosen": "chosen", "rejected": "rejected"}
+_ANSWERS = {"chosen": "chosen", "rejected": "rejected", "reference": "right, of those written"}
 _ANSWERS |= {"before": "written before training", "after": "written after training"}
 
 

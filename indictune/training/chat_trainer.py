@@ -12,7 +12,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune import upstream
-from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments, RatedTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
@@ -36,7 +36,15 @@ class TrlPairArguments(PreferenceArguments, TrlArguments):
     """The same for pairs of answers. Their fields are in `recipe.yaml`."""
 
 
-_FOR_TRL = {LlamaTrainingArguments: TrlArguments, PreferenceArguments: TrlPairArguments}
+class TrlRatedArguments(RatedTrainingArguments, TrlArguments):
+    """The same for answers that are marked good or bad."""
+
+
+_FOR_TRL: dict[type[LlamaTrainingArguments], type[TrlArguments]] = {
+    LlamaTrainingArguments: TrlArguments,
+    PreferenceArguments: TrlPairArguments,
+    RatedTrainingArguments: TrlRatedArguments,
+}
 
 
 def for_trl(args: LlamaTrainingArguments) -> TrlArguments:
