@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, configuration_of
 from indictune.config.shared_arguments import EvaluationArguments
+from indictune.data.chat.messages import parse_columns
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
@@ -77,6 +78,8 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
+    if {"chosen", "rejected"} & parse_columns(configuration.get("columns")).keys():
+        del configuration["columns"]  # of pairs; conversations are evaluated
     types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str, "txt_documents": str}
     types |= {"delimiter": str, "column_names": list, "quoting": str, "label_column": (str, list), "label_map": list}
     for name in FROM_TRAINING:

@@ -29,6 +29,7 @@ from indictune.data.chat.conversations import (
 )
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest
+from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.row_health import check_unknown
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -58,10 +59,22 @@ from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows, origins_o
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from indictune.data.chat.messages import Message
+
 Plan = RunPlan[ChatDataArguments, Args]
 _SCORED_AT_ONCE = 1024  # tokens
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
-TEXTS = "messages", joined_messages  # as of `origins_of`
+
+
+def _pair_texts(messages: list[Message], rejected: str) -> str:
+    """The prompt, the better and the worse answer."""
+    *prompt, chosen = messages
+    return BETWEEN_TEXTS.join((joined_messages(prompt), chosen["content"], rejected))
+
+
+# As of `origins_of`.
+TEXTS = ("messages",), joined_messages
+PAIR_TEXTS = ("messages", "rejected"), _pair_texts
 
 
 @dataclass(frozen=True)

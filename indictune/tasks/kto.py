@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import LlamaModelArguments, RatedArguments,
 from indictune.data.chat import answer_pairs
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
 from indictune.errors import Problem, problem
-from indictune.tasks.chat import Chat, ChatRows
+from indictune.tasks.chat import TEXTS, Chat, ChatRows
 from indictune.tasks.preferences import SCORES, Preference, Preferences, of_answers, refused_of_answers
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
@@ -86,7 +86,7 @@ class MarkedAnswers(Preferences):
 
     def tokens(self, results: Results) -> dict[str, np.ndarray]:
         tokens, are_good = results[1][:, 0].astype(np.int64), results[-1] == 1
-        return {"chosen_tokens": tokens * are_good, "rejected_tokens": tokens * ~are_good}
+        return {"good_tokens": tokens * are_good, "bad_tokens": tokens * ~are_good}
 
 
 class RatedAnswers(Preference):
@@ -96,6 +96,7 @@ class RatedAnswers(Preference):
     name = "kto"
     rows = (answer_pairs.rated_records, answer_pairs.Rated, answer_pairs.rated_findings)
     tokens = (answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
+    texts = TEXTS
 
     def check(self, plan: Any) -> list[Problem]:
         found = Chat.check(self, plan) + refused_of_answers(plan)

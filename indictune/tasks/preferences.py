@@ -29,7 +29,7 @@ from indictune.evaluation.uncertainty import RESAMPLES, ratio_of_sums
 from indictune.files import known_digest
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer, positions_of
-from indictune.tasks.chat import TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
+from indictune.tasks.chat import PAIR_TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
 from indictune.tasks.protocol import Batch, Collator, Inputs, Objective, Results, Scripts, Tokens, row_facts
 from indictune.tasks.raw_text import tokens_of
 from indictune.upstream import commit_of
@@ -187,7 +187,9 @@ class Preference(Chat):
     """A model learns which of two answers is the better one. What it has learned is evaluated as a chat.
 
     Attributes:
-        rows: what a row is: how its file is read, what it is, what is looked for in all, and how it becomes tokens.
+        rows: how a file is read, what its rows are, and what is looked for in all of them.
+        tokens: how rows become tokens, and their columns.
+        texts: of a row, as of `origins_of`.
     """
 
     arguments = (LlamaModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
@@ -197,6 +199,7 @@ class Preference(Chat):
     lower_is_better = ("loss",)
     rows: Any = (answer_pairs.pair_records, answer_pairs.Pairs, answer_pairs.pair_findings)
     tokens: Any = (answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
+    texts: Any = PAIR_TEXTS
 
     def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
         asked, found = plan.training, super().check(plan) + refused_of_answers(plan)
@@ -230,7 +233,7 @@ class Preference(Chat):
         of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
         made = tokenise_chat_splits(*of_rows, *self.tokens)
         notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
-        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *TEXTS)
+        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *self.texts)
         return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:  # type: ignore[override]

@@ -12,7 +12,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune import upstream
-from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments, RatedTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
@@ -32,9 +32,24 @@ class TrlArguments(LlamaTrainingArguments, SFTConfig):
     """Arguments that TRL takes for its own. What `SFTConfig` adds is no field, and stays out of `recipe.yaml`."""
 
 
+class TrlPairArguments(PreferenceArguments, TrlArguments):
+    """The same for pairs of answers. Their fields are in `recipe.yaml`."""
+
+
+class TrlRatedArguments(RatedTrainingArguments, TrlArguments):
+    """The same for answers that are marked good or bad."""
+
+
+_FOR_TRL: dict[type[LlamaTrainingArguments], type[TrlArguments]] = {
+    LlamaTrainingArguments: TrlArguments,
+    PreferenceArguments: TrlPairArguments,
+    RatedTrainingArguments: TrlRatedArguments,
+}
+
+
 def for_trl(args: LlamaTrainingArguments) -> TrlArguments:
     """Completed arguments for TRL, which gets rows and models that are complete."""
-    made = object.__new__(TrlArguments)
+    made: TrlArguments = object.__new__(_FOR_TRL[type(args)])
     vars(made).update(vars(args) | _NOT_OF_TRL)
     return made
 

@@ -135,7 +135,7 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
             OWN_PROGRESS.passed("writing samples")
-            trainer.look_for_stop("samples were written; going on writes them")
+            trainer.look_for_stop(f"{_stage(trainer, 'trained')} wrote samples; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             if trainer.parallelism.pipeline is None:
@@ -230,8 +230,13 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...] | None:
     """The row numbers of a batch [rows], and what the task measures of each row; None without the last layers."""
-    trainer.look_for_stop("rows were measured; going on measures them again")
+    trainer.look_for_stop(f"{_stage(trainer, 'finished')} was evaluated; going on evaluates it again")
     return _measured(trainer, model, trainer.on_device(batch))
+
+
+def _stage(trainer: TaskTrainer, ended: str) -> str:
+    """Which model a stop concerns. In training only that before it: at a later one the step is saved."""
+    return "the model before training" if trainer.is_in_train else f"the {ended} model"
 
 
 def _measured(trainer: TaskTrainer, model: nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...] | None:
@@ -266,13 +271,13 @@ def look_at_start(trainer: TaskTrainer, objective: Preferences) -> None:
     ranks must call it.
     """
     before = RandomStates()
-    if trainer.samples is not None:
-        trainer.answers_before = answers_to(trainer, trainer.samples)
     for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
         if dataset is not None:
             objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
     reference = objective.references[id(trainer.train_dataset)]
     objective.reference = torch.from_numpy(reference).to(trainer.args.device)
+    if trainer.samples is not None:
+        trainer.answers_before = answers_to(trainer, trainer.samples)
     before.restore()  # a run that found the numbers in the cache draws the same ones
 
 

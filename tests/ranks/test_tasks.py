@@ -147,10 +147,13 @@ def write_for_llama(folder: Path) -> str:
     return write_documents(folder) + "bf16: false\ngradient_checkpointing: false\n"
 
 
-def write_answer_pairs(folder: Path, marked: bool = False) -> str:
+SAMPLES = "num_sample_generations: 2\nmax_new_tokens: 4\n"
+
+
+def write_answer_pairs(folder: Path, marked: bool = False, more: str = SAMPLES) -> str:
     """Pairs of answers of 2 to 9 words, of which the better one is good; 101 rows make a ragged last global batch.
 
-    With `marked`, each row has one of both.
+    With `marked`, each row has one of both. `more` is of the recipe.
     """
     rng = random.Random(0)
     for name, rows in (("train", 101), ("validation", 53)):
@@ -163,7 +166,7 @@ def write_answer_pairs(folder: Path, marked: bool = False) -> str:
             lines.append(json.dumps({"prompt": prompt} | (rated if marked else {"chosen": good, "rejected": bad})))
         (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     files = "".join(f"{name}_file: {json.dumps(str(folder / f'{name}.jsonl'))}\n" for name in ("train", "validation"))
-    return files + "bf16: false\ngradient_checkpointing: false\n"
+    return files + more + "bf16: false\ngradient_checkpointing: false\n"
 
 
 SENTIMENT = "scripts/train_sentiment.py"
@@ -177,7 +180,7 @@ TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "clm": ("scripts/train_clm.py", write_for_llama),
     "dpo": ("scripts/train_preferences.py", write_answer_pairs),
     "kto": ("scripts/train_kto.py", partial(write_answer_pairs, marked=True)),
-    "reward": ("scripts/train_reward.py", write_answer_pairs),
+    "reward": ("scripts/train_reward.py", partial(write_answer_pairs, more="")),
 }
 
 
@@ -251,8 +254,8 @@ def test_a_run_on_pairs_says_so_and_shows_both_texts(runs: dict[str, Callable[..
 SAME = ("id", "row", "language", "script", "length", "label")
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+def lines_of(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
 
 
 # The slow tests try all pairs.
@@ -279,7 +282,9 @@ def test_two_ranks_train_the_model_of_one_process(
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
     # A correlation of numbers that differ little, such as those of a model after 7 steps, magnifies their rounding.
     # A perplexity of thousands is the exponential of a loss, which is compared below.
-    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2, "kto": 1e-5, "reward": 1e-5}.get(name, OF_METRICS)
+    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2, "dpo": 1e-5, "kto": 1e-5, "reward": 1e-5}.get(
+        name, OF_METRICS
+    )
     found = differences(one, two, of_metrics)
     if strategy == "zero3" and name in (
         "mlm",
@@ -288,6 +293,11 @@ def test_two_ranks_train_the_model_of_one_process(
         assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=3e-4)
         found = [each for each in found if not each.startswith("grad_norm")]
     assert found == []
+    if name in ("dpo", "kto"):
+        one_sample, two_sample = (lines_of(each.folder, "samples.jsonl")[0] for each in (one, two))
+        assert one_sample == two_sample
+        assert one_sample["answer_before"] != one_sample["answer"]
+        assert two.metrics["answer_lengths"] == one.metrics["answer_lengths"]
     assert two.metrics["eval"]["loss"] == pytest.approx(one.metrics["eval"]["loss"], abs=1e-5)
     for language, scores in one.metrics["eval"]["per_language"].items():
         of_few_rows = 100 * of_metrics if name == "regression" else of_metrics  # two ranks of ten may swap
@@ -320,18 +330,20 @@ def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
     assert numbers(evaluated) == pytest.approx(numbers(whole.metrics["eval"]), rel=1e-6)
 
 
-@pytest.mark.more
-def test_pairs_resume_to_the_bit_also_without_the_cached_reference(
-    runs: dict[str, Callable[..., Run]], tmp_path: Path
+@pytest.mark.parametrize(
+    "name", [pytest.param("dpo", marks=pytest.mark.more), pytest.param("kto", marks=pytest.mark.slow)]
+)
+def test_answers_resume_to_the_bit_also_without_the_cached_reference(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path, name: str
 ) -> None:
     """The reference is measured again by the model before training, and not by that of the checkpoint."""
-    whole = runs["dpo"]("single", 1, "--per_device_train_batch_size", "24")
+    whole = runs[name]("single", 1, "--per_device_train_batch_size", "24")
     folder = tmp_path / "out"
     shutil.copytree(whole.folder, folder)
     for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    result = start([*python(), TASKS["dpo"][0], *flags], {"INDICTUNE_CACHE": str(tmp_path / "cache")})
+    result = start([*python(), TASKS[name][0], *flags], {"INDICTUNE_CACHE": str(tmp_path / "cache")})
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "cache").glob("prepared/reference-*"))
     resumed = Run(folder)

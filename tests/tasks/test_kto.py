@@ -90,7 +90,7 @@ def test_kto_is_that_of_plain_torch(base: str, tmp_path: Path) -> None:
     trainer.evaluate()
     found, (loss, _) = trainer.detailed_metrics["eval"], plain_kto(policy, frozen, rows)
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert found["chosen_tokens"] + found["rejected_tokens"] == sum(1 + number % 3 for number in range(5))
+    assert found["good_tokens"] + found["bad_tokens"] == sum(1 + number % 3 for number in range(5))
 
 
 @pytest.mark.parametrize("settings", [*SPLITS, {"method": "lora"}], ids=str)

@@ -73,11 +73,13 @@ def is_pair(row: Row) -> bool:
     return is_filled(row.get("chosen")) and is_filled(row.get("rejected"))
 
 
-def _answers(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
-    """As `chat_records`; raises `UserError` for a pair, of which one answer would be learned and one lost."""
+def _answers(
+    rows: SplitRows, bad: BadRows, names: Mapping[str, str], refusal: str = "rows-of-pairs"
+) -> Iterator[Record]:
+    """As `chat_records`; raises `UserError` of the code for a pair, of which one answer would be lost."""
     for line, record in chat_records(rows, bad, names):
         if is_pair(record):
-            raise UserError("rows-of-pairs", value=bad.location(line))
+            raise UserError(refusal, value=bad.location(line))
         yield line, record
 
 
@@ -93,7 +95,8 @@ def chat_sources(
 def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
     """The source of `--test_file`, a json, jsonl or parquet file; raises as `parse_columns`."""
     names = parse_columns(columns)
-    return {"test": _renamed(file_source(path, "--test_file", partial(_answers, names=names)), names)}
+    read = partial(_answers, names=names, refusal="pairs-not-scored")
+    return {"test": _renamed(file_source(path, "--test_file", read), names)}
 
 
 def _renamed(source: ChatSource, names: Mapping[str, str]) -> ChatSource:
