@@ -192,8 +192,6 @@ class Preference(Chat):
         if asked.flipped_share and asked.preference_loss != "robust":
             other = f"--preference_loss {asked.preference_loss}"
             found.append(problem("no-effect", "--flipped_share", asked.flipped_share, other=other))
-        if plan.launch.axes.context > 1:
-            found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:  # type: ignore[override]
