@@ -76,13 +76,14 @@ class ExactTrainer(TaskTrainer):
         self.add_callback(KeepRecords(self))
         if train_dataset is not None:
             self.batches = TrainingBatches(
-                lengths=lengths_of(train_dataset),
+                lengths=lengths_of(train_dataset, padded),
                 global_batch_size=args.global_batch_size,
                 accumulation_steps=args.gradient_accumulation_steps,
                 rank=self.launch.data_rank,
                 world_size=self.launch.data_size,
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
+                tokens=lengths_of(train_dataset),
             )
             strategy = context.launch.strategy
             self.bad_steps = BadSteps(self.batches, context.row_location, context.bad_steps, strategy)
