@@ -105,7 +105,9 @@ class ExactTrainer(TaskTrainer):
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
         on_device = map(self.on_device, OWN_PROGRESS.passing("reading rows", epoch_iterator))
-        return cast("tuple[list[Batch], Any]", super().get_batch_samples(on_device, num_batches, device))
+        batches, count = super().get_batch_samples(on_device, num_batches, device)
+        self.before_step(cast("list[Batch]", batches))
+        return batches, count
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
