@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from indictune.data.batching import NO_ROW, TrainingBatches, lengths_of
+from indictune.data.batching import NO_ROW, TrainingBatches, lengths_of, lengths_of_sides
 from indictune.data.cache import forget_mapped
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ Row = dict[str, Any]
 
 
 def text_lengths(dataset: Dataset) -> torch.Tensor:
-    """Tokens of each text or window, int64 [texts]. A packed row has several."""
+    """Tokens of each text or window, int64 [texts]. A packed row has several, and a pair of answers two."""
+    if "chosen_length" in dataset.column_names:
+        return lengths_of_sides(dataset).flatten()
     if "seq_lengths" not in dataset.column_names:
         return lengths_of(dataset)
     texts = pc.list_flatten(dataset.with_format("arrow")[:]["seq_lengths"])

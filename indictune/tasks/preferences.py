@@ -280,4 +280,4 @@ def _start_of(plan: Plan) -> list[object]:
     files = sorted(each for each in Path(name).glob("*") if each.suffix in _FILES)
     content: list[object] = [[each.name, known_digest(str(each))] for each in files]
     commit = None if plan.model_config is None else commit_of(plan.model_config)
-    return [content or [name, commit or model.model_revision], model.method == "qlora", model.attn_implementation]
+    return [content or [name, commit or model.model_revision], model.method, model.attn_implementation]

@@ -127,14 +127,11 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
             look_at_start(self, self.objective)
 
-    def get_batch_samples(self, *args: Any) -> tuple[list[Batch], Any]:
-        """Measure what the losses of a whole step depend on, before its first micro-batch."""
-        batches, count = super().get_batch_samples(*args)
+    def before_step(self, batches: list[Batch]) -> None:
         if isinstance(self.objective, MarkedAnswers):
             from indictune.training.evaluation import measure_divergence
 
             measure_divergence(self, self.objective, batches)
-        return batches, count
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""

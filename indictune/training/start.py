@@ -163,7 +163,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
     found: dict[str, Any] = {}
     if by_tokens:
-        found |= split_batch(plan, lengths_of(tokens.train), tokens.row_location, padded)
+        found |= split_batch(plan, lengths_of(tokens.train, padded), tokens.row_location, padded)
     if tokens.validation is None:
         found |= {"eval_strategy": "no", "load_best_model_at_end": False}
     plan = plan.derive(**found)

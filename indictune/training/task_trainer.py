@@ -34,7 +34,7 @@ from indictune.files import Record
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import SignalIgnoringContext, Stopped, StopRequest
-from indictune.tasks.protocol import Collator, Objective, Origins, Samples
+from indictune.tasks.protocol import Batch, Collator, Objective, Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ class TaskTrainer(Trainer):
 
     def before_steps(self) -> None:
         """Look at the prepared model, with the weights before training also in a resumed run. All ranks call it."""
+
+    def before_step(self, batches: list[Batch]) -> None:
+        """Measure what the losses of a step depend on, in all its micro-batches here. All ranks call it."""
 
     def unlogged(self) -> dict[str, Any]:
         """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""

@@ -29,9 +29,13 @@ def test_the_verbs_take_a_run_of_pairs(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
     Path("job.yaml").write_text(JOB + write_answer_pairs(tmp_path), encoding="utf-8")
     flags = ["--method", "lora", "--learning_rate", "1e-2", "--max_steps", "3", "--num_sample_generations", "2"]
     assert main(["train", "dpo", "--config", "job.yaml", *flags, "--beta", "0.2", "--output_dir", "run"]) == 0
+    capfd.readouterr()
+    assert main(["plan", "job.yaml", "--task", "dpo", *flags, "--gpus", "1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["run"]["row_tokens"]["read_first"] == 0  # the reference is cached
     assert main(["merge", "run", "--output_dir", "merged"]) == 0
     trained = json.loads(Path("run/metrics.json").read_text(encoding="utf-8"))["eval"]
 

@@ -148,8 +148,13 @@ def test_a_checkpoint_goes_after_the_next_has_its_name(
     assert job.outcome() == unbroken_with_room_for_one.outcome()
 
 
+def unfinished_alone(cache: Path) -> bool:
+    """Whether the prepared rows are one folder that the same command goes on with."""
+    return [path.name.endswith("-unfinished") for path in (cache / "prepared").iterdir() if path.is_dir()] == [True]
+
+
 @pytest.mark.more
-def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
+def test_a_stop_while_rows_are_prepared_leaves_only_what_the_same_command_takes(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -160,9 +165,10 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
         "state": "resumable",
         "message": "stopped by SIGTERM before there was anything to save. The same command begins again.",
     }
-    assert [path for path in (cache / "prepared").iterdir() if path.is_dir()] == []
+    assert unfinished_alone(cache)
     assert job.start(INDICTUNE_CACHE=str(cache)).returncode == 0
     assert job.outcome() == unbroken
+    assert not list(cache.glob("prepared/*-unfinished"))
 
 
 @pytest.mark.slow
@@ -214,7 +220,7 @@ def test_a_stop_while_shards_are_read_loses_nothing(recipe: Path, tmp_path: Path
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.more), "SIGINT"])
-def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
+def test_preparing_that_is_stopped_says_so_and_keeps_only_what_goes_on(
     recipe: Path, tmp_path: Path, name: str
 ) -> None:
     cache = {"INDICTUNE_CACHE": str(tmp_path / "cache")}
@@ -224,8 +230,9 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     last = stopped.stderr.splitlines()[-1]
     assert last == "indictune: stopped. Nothing is left half-written; the same command begins again."
     assert "Traceback" not in stopped.stderr
-    assert [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()] == []
+    assert unfinished_alone(tmp_path / "cache")
     assert start([*python(), *prepare], cache).returncode == 0
+    assert not list(tmp_path.glob("cache/prepared/*-unfinished"))
 
 
 def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> None:
