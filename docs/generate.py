@@ -3,6 +3,7 @@
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
 the plans of typical runs. The headers of recipes get the memory that they need, and docs/published.md is made of some.
 docs/models.md and docs/datasets.md are made of what tests found, and docs/quickstart.md has the measured installs.
+docs/scale.md and docs/preferences.md have tables of result files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from docs import (
     method_matrix,
     models_table,
     plan_tables,
+    preference_tables,
     published,
     recipe_memory,
     scale_tables,
@@ -258,6 +260,7 @@ def main() -> None:
     plan_tables.PAGE.write_text(plan_tables.with_plans(text), encoding="utf-8")
     install_sizes.PAGE.write_text(install_sizes.page_with_sizes(), encoding="utf-8")
     scale_tables.PAGE.write_text(scale_tables.page_with_tables(), encoding="utf-8")
+    preference_tables.PAGE.write_text(preference_tables.page_with_tables(), encoding="utf-8")
     recipe_memory.write_headers()
 
 
