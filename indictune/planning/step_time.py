@@ -205,7 +205,7 @@ def reading_s(plan: AnyPlan, weights: ModelWeights, machine: Machine, lengths: R
     widths = layer_widths(plan.known_config)
     of_token = 2 * weights.multiplied + 4 * widths.layers * widths.hidden * lengths.attended
     flops = lengths.read_first * lengths.mean * of_token
-    return flops / machine.gpus / (assumed("achieved") * flops_of_gpu(plan, machine))
+    return float(flops / machine.gpus / (assumed("achieved") * flops_of_gpu(plan, machine)))
 
 
 def _weight_bytes(memory: RankMemory) -> float:
