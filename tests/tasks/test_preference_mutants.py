@@ -47,7 +47,8 @@ def mean_of_means(patch: Patch) -> None:
     def mean(self: LlamaTrainer, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         pairs = (inputs["labels"][:, 1] != IGNORED_LABEL).sum()
         total: torch.Tensor = self.objective.total(model, dict(inputs))
-        return total / pairs / self.args.gradient_accumulation_steps
+        mean: torch.Tensor = total / pairs / self.args.gradient_accumulation_steps
+        return mean
 
     patch(LlamaTrainer, "_own_loss", mean)
 
