@@ -18,6 +18,7 @@ from indictune.config.shared_arguments import EngineArguments
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.batching import lengths_of_sides
+from indictune.data.chat.conversations import is_pair
 from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
@@ -116,7 +117,7 @@ def _task_of_file(named: Files) -> str:
             return "tokens"
         _, row = next(read_records(file, BadRows(file)))
         if any(map(forms_of, instances_of(row))):
-            return "chat"
+            return "dpo" if is_pair(row) else "chat"
     return "classification"
 
 
