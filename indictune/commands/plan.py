@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
 import torch
-from datasets import Dataset
 
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.commands import plan_text
