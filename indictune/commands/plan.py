@@ -6,11 +6,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
 import torch
-from datasets import Dataset
 
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.commands import plan_text
@@ -38,6 +37,9 @@ from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS, task_of
 from indictune.tasks.preferences import PairRowsOfRun, Preferences
 from indictune.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Flags that name rows.
 _SOURCES = ("train_file", "train_files", "dataset_name")
