@@ -95,6 +95,9 @@ class RewardModel(Preference):
         shapes = problems_of(check_shapes, PairRewards.kind, plan.model, plan.model_config, HEAD_NAMES)
         return shapes + refused_of_answers(plan)
 
+    def start_of(self, plan: Any) -> list[object]:
+        return []  # it is compared with no other model
+
     def compares(self, plan: Any) -> None:
         return None
 
