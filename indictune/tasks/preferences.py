@@ -192,7 +192,7 @@ class Preference(Chat):
     row_scores = SCORES
 
     def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
-        asked, found = plan.training, super().check(plan) + refused_of_answers(plan)
+        asked, found = plan.training, super().check(plan) + check_beta(plan.training.beta)
         if not 0 <= asked.flipped_share < 0.5:
             found.append(problem("flipped-share-out-of-range", "--flipped_share", asked.flipped_share))
         if asked.flipped_share and asked.preference_loss != "robust":
@@ -223,14 +223,9 @@ class Preference(Chat):
         return False
 
 
-def refused_of_answers(plan: RunPlan[Any, Any]) -> list[Problem]:
-    """What no task of better and worse answers can do."""
-    found, beta = [], plan.configuration.get("beta", 1)
-    if not beta > 0:
-        found.append(problem("beta-not-positive", "--beta", beta))
-    if plan.launch.axes.context > 1:
-        found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
-    return found
+def check_beta(beta: float) -> list[Problem]:
+    """Refuse a beta that would not hold the model to that before training."""
+    return [] if beta > 0 else [problem("beta-not-positive", "--beta", beta)]
 
 
 def of_answers(
