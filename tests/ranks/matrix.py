@@ -137,7 +137,7 @@ def loss_of_pairs(folder: Path, validation: Path) -> float:
 
 
 def loss_of_marked(folder: Path, validation: Path) -> float:
-    """Of KTO, with its default beta. Each prompt also has the answer of the row before, and the first of the second."""
+    """Of KTO, with its default beta. Each prompt also has the answer of the row before; the first, of the second."""
     rows = _rows(validation)
     others = [rows[1], *rows[:-1]]
     assert all(row["prompt"] != other["prompt"] for row, other in zip(rows, others, strict=True))
