@@ -6,11 +6,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
 import torch
-from datasets import Dataset
 
 from indictune.checkpoint.compatibility import validation_digest
 from indictune.commands import plan_text
@@ -36,8 +35,12 @@ from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths, flops_of_gpu
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS, task_of
-from indictune.tasks.preferences import PairRowsOfRun, Preferences
+from indictune.tasks.chat import ChatRows
+from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Flags that name rows.
 _SOURCES = ("train_file", "train_files", "dataset_name")
@@ -171,12 +174,10 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
 
 def _unread(plan: AnyPlan, task: Task[Any, Any, Any], rows: Any, datasets: Sequence[Dataset]) -> int:
     """Pairs that a run reads before its first step: all that no earlier run here has read by the same model."""
-    if not isinstance(rows, PairRowsOfRun):
+    if not isinstance(rows, ChatRows) or not rows.start:
         return 0
     objective = task.objective(plan.training, plan.known_config, rows.tokenizer, task.pads(plan), rows)
     assert isinstance(objective, Preferences)
-    if not objective.made_from:  # a reward model is compared with none
-        return 0
     parts = [[*objective.made_from, validation_digest(each)] for each in datasets]
     unread = (kept_folder("reference", each) is None for each in parts)
     return sum(len(each) for each, is_unread in zip(datasets, unread, strict=True) if is_unread)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -20,8 +21,10 @@ from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes
+from indictune.data.chat.chat_tokens import SCHEMA as TOKENS
+from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes, tokenised_chats
 from indictune.data.chat.conversations import (
+    Conversations,
     are_as_written,
     chat_sources,
     evaluated_file,
@@ -29,7 +32,6 @@ from indictune.data.chat.conversations import (
 )
 from indictune.data.chat.prepare_chats import Chats, check_template, set_template, tokenise_chat_splits
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest
-from indictune.data.columns import BETWEEN_TEXTS
 from indictune.data.health.row_health import check_unknown
 from indictune.data.row_choice import Splits, mixture_of, split_of
 from indictune.errors import Problem, Problems, problem, problems_of
@@ -59,22 +61,11 @@ from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows, origins_o
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from indictune.data.chat.messages import Message
-
 Plan = RunPlan[ChatDataArguments, Args]
+Tokenised = tuple[Callable[..., Iterator[pa.RecordBatch]], pa.Schema]
+RowTexts = tuple[tuple[str, ...], Callable[..., str]]
 _SCORED_AT_ONCE = 1024  # tokens
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
-
-
-def _pair_texts(messages: list[Message], rejected: str) -> str:
-    """The prompt, the better and the worse answer."""
-    *prompt, chosen = messages
-    return BETWEEN_TEXTS.join((joined_messages(prompt), chosen["content"], rejected))
-
-
-# As of `origins_of`.
-TEXTS = ("messages",), joined_messages
-PAIR_TEXTS = ("messages", "rejected"), _pair_texts
 
 
 @dataclass(frozen=True)
@@ -84,11 +75,23 @@ class ChatRows:
     splits: Splits[Any]  # of `Conversations`
     tokenizer: Tokenizer
     template: str
+    start: Sequence[object] = ()  # what the model before training is, for a task that compares with it
 
 
 class Chat(Task[ChatRows, ChatDataArguments, Args]):
-    """A model answers the last message of a conversation."""
+    """A model answers the last message of a conversation.
 
+    Attributes:
+        rows_type: of the rows that are read.
+        tokenised: how these become tokens, and the columns of the tokens.
+        texts: of a row, as of `origins_of`.
+        row_scores: the scores of a group of rows.
+    """
+
+    rows_type: type[Conversations] = Conversations
+    tokenised: Tokenised = (tokenised_chats, TOKENS)
+    texts: RowTexts = (("messages",), joined_messages)
+    row_scores: tuple[str, ...] = ANSWER_SCORES
     arguments = (LlamaModelArguments, ChatDataArguments, Args)
     packages: tuple[str, ...] = ("trl",)
     writes_answers = True
@@ -110,7 +113,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
-        sources = problems.attempt(chat_sources, plan.data, problems)
+        sources = problems.attempt(chat_sources, plan.data, problems, self.rows_type)
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         if tokenizer is not None and sources is not None:
             problems.attempt(check_template, tokenizer, plan.data, sources)
@@ -120,24 +123,30 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan))
+            of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
+            splits = load_conversations(*of_rows, self.rows_type)
             if inputs.tokenizer is not None:
                 check_unknown(splits.rows["train"], inputs.tokenizer, plan)
-                return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits.rows, plan.data))
+                template = set_template(inputs.tokenizer, splits.rows, plan.data)
+                return ChatRows(splits, inputs.tokenizer, template, self.start_of(plan))
         return None
 
+    def start_of(self, plan: Plan) -> Sequence[object]:
+        """What the model before training is, if the task compares with it."""
+        return ()
+
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
-        positions = positions_of(plan.model_config)
-        chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
+        of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
+        chats: Chats = tokenise_chat_splits(*of_rows, *self.tokenised)
         notes = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
-        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *TEXTS)
-        return replace(tokens, scores=ANSWER_SCORES, samples=samples_of(chats, plan.data, rows.template))
+        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *self.texts)
+        return replace(tokens, scores=self.row_scores, samples=samples_of(chats, plan.data, rows.template))
 
     def compares(self, plan: Plan | EvaluationPlan) -> str | None:
         return "texts" if plan.data.num_sample_generations else None
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
-        return ANSWER_SCORES + WRITTEN
+        return self.row_scores + WRITTEN
 
     def pads(self, plan: Plan) -> bool:
         return not plan.data.packing and pads_causal(plan.model, plan.known_config)
@@ -171,7 +180,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], samples_of(chats, asked, template)
-        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *TEXTS), samples)
+        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *self.texts), samples)
 
 
 def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:

@@ -15,8 +15,8 @@ from indictune.config.chat_arguments import LlamaModelArguments, RatedArguments,
 from indictune.data.chat import answer_pairs
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
 from indictune.errors import Problem, problem
-from indictune.tasks.chat import TEXTS, Chat, ChatRows
-from indictune.tasks.preferences import SCORES, Preference, Preferences, of_answers, refused_of_answers
+from indictune.tasks.chat import Chat, ChatRows
+from indictune.tasks.preferences import SCORES, Preference, Preferences, check_beta, of_answers
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ class RatedAnswers(Preference):
 
     arguments = (LlamaModelArguments, RatedArguments, RatedTrainingArguments)  # type: ignore[assignment]
     name = "kto"
-    rows = (answer_pairs.rated_records, answer_pairs.Rated, answer_pairs.rated_findings)
-    tokens = (answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
-    texts = TEXTS
+    rows_type = answer_pairs.Rated
+    tokenised = (answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
+    texts = Chat.texts
 
     def check(self, plan: Any) -> list[Problem]:
-        found = Chat.check(self, plan) + refused_of_answers(plan)
+        found = Chat.check(self, plan) + check_beta(plan.training.beta)
         for name in ("desirable_weight", "undesirable_weight"):
             if not (weight := getattr(plan.training, name)) > 0:
                 found.append(problem("weight-not-positive", f"--{name}", weight))

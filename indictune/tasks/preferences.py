@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +17,22 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from indictune.config.chat_arguments import LlamaModelArguments, PairArguments, PreferenceArguments
 from indictune.config.plan import RunPlan
 from indictune.data.chat import answer_pairs
-from indictune.data.chat.chat_tokens import template_notes
-from indictune.data.chat.conversations import chat_sources, load_rows
-from indictune.data.chat.prepare_chats import check_template, set_template, tokenise_chat_splits
+from indictune.data.chat.conversations import Conversations
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
-from indictune.data.health.row_health import check_unknown
-from indictune.data.row_choice import mixture_of, split_of
-from indictune.errors import Problem, Problems, problem
+from indictune.data.columns import BETWEEN_TEXTS
+from indictune.errors import Problem, problem
 from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down, mean_loss
 from indictune.evaluation.uncertainty import RESAMPLES, ratio_of_sums
 from indictune.files import known_digest
 from indictune.models import builtin
-from indictune.models.load import load_tokenizer, positions_of
-from indictune.tasks.chat import PAIR_TEXTS, Answers, Chat, ChatRows, compute_dtype, samples_of
-from indictune.tasks.protocol import Batch, Collator, Inputs, Objective, Results, Scripts, Tokens, row_facts
-from indictune.tasks.raw_text import tokens_of
+from indictune.tasks.chat import Answers, Chat, ChatRows, RowTexts, Tokenised, compute_dtype
+from indictune.tasks.protocol import Batch, Collator, Objective, Results, Scripts, joined_messages, row_facts
 from indictune.upstream import commit_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from indictune.data.chat.messages import Message
 
 SCORES = ("loss", "reward_accuracy", "reward_margin", "chosen_reward")
 _FILES = (".bin", ".json", ".safetensors")  # of a model
@@ -173,36 +170,29 @@ def as_scores(losses: Tensor, rewards: Tensor) -> dict[str, np.ndarray]:
 _SIDES = "chosen", "rejected"
 
 
-@dataclass(frozen=True)
-class PairRowsOfRun(ChatRows):
-    """The pairs of a run, and what the model before training is."""
-
-    made_from: list[object] = field(default_factory=list)
+def _pair_texts(messages: list[Message], rejected: str) -> str:
+    """The prompt, the better and the worse answer."""
+    *prompt, chosen = messages
+    return BETWEEN_TEXTS.join((joined_messages(prompt), chosen["content"], rejected))
 
 
 Plan = RunPlan[PairArguments, PreferenceArguments]
 
 
 class Preference(Chat):
-    """A model learns which of two answers is the better one. What it has learned is evaluated as a chat.
-
-    Attributes:
-        rows: how a file is read, what its rows are, and what is looked for in all of them.
-        tokens: how rows become tokens, and their columns.
-        texts: of a row, as of `origins_of`.
-    """
+    """A model learns which of two answers is the better one. What it has learned is evaluated as a chat."""
 
     arguments = (LlamaModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
     name = "dpo"
-    packages: tuple[str, ...] = ("trl",)
     scores: tuple[str, ...] = (*SCORES, f"{WORST}{SCORES[1]}", *WRITTEN, f"{WORST}{WRITTEN[0]}")
     lower_is_better = ("loss",)
-    rows: Any = (answer_pairs.pair_records, answer_pairs.Pairs, answer_pairs.pair_findings)
-    tokens: Any = (answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
-    texts: Any = PAIR_TEXTS
+    rows_type: type[Conversations] = answer_pairs.Pairs
+    tokenised: Tokenised = (answer_pairs.tokenised_pairs, answer_pairs.TOKENS)
+    texts: RowTexts = (("messages", "rejected"), _pair_texts)
+    row_scores = SCORES
 
     def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
-        asked, found = plan.training, super().check(plan) + refused_of_answers(plan)
+        asked, found = plan.training, super().check(plan) + check_beta(plan.training.beta)
         if not 0 <= asked.flipped_share < 0.5:
             found.append(problem("flipped-share-out-of-range", "--flipped_share", asked.flipped_share))
         if asked.flipped_share and asked.preference_loss != "robust":
@@ -210,34 +200,13 @@ class Preference(Chat):
             found.append(problem("no-effect", "--flipped_share", asked.flipped_share, other=other))
         return found
 
-    def open(self, plan: Plan, problems: Problems) -> Inputs:  # type: ignore[override]
-        sources = problems.attempt(chat_sources, plan.data, problems, self.rows[0])
-        tokenizer = problems.attempt(load_tokenizer, plan.model)
-        if tokenizer is not None and sources is not None:
-            problems.attempt(check_template, tokenizer, plan.data, sources)
-        return Inputs(tokenizer, sources)
-
-    def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> ChatRows | None:  # type: ignore[override]
-        if inputs.sources is None:
-            return None
-        with problems.collecting():
-            of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
-            splits = load_rows(self.rows[1], *of_rows, self.rows[2])
-            if inputs.tokenizer is not None:
-                check_unknown(splits.rows["train"], inputs.tokenizer, plan)
-                template = set_template(inputs.tokenizer, splits.rows, plan.data)
-                return PairRowsOfRun(splits, inputs.tokenizer, template, _start_of(plan))
-        return None
-
-    def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:  # type: ignore[override]
-        of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
-        made = tokenise_chat_splits(*of_rows, *self.tokens)
-        notes = template_notes(rows.tokenizer, rows.template, train_on_prompts=False)
-        tokens = tokens_of(made, rows.splits, rows.tokenizer, notes, *self.texts)
-        return replace(tokens, scores=SCORES, samples=samples_of(made, plan.data, rows.template))
-
-    def group_scores(self, plan: Plan) -> tuple[str, ...]:  # type: ignore[override]
-        return SCORES + WRITTEN
+    def start_of(self, plan: Plan) -> list[object]:  # type: ignore[override]
+        """The files of the model or its commit, and how it is computed."""
+        model, name = plan.model, builtin.resolve(plan.model.model_name_or_path)
+        files = sorted(each for each in Path(name).glob("*") if each.suffix in _FILES)
+        content: list[object] = [[each.name, known_digest(str(each))] for each in files]
+        commit = None if plan.model_config is None else commit_of(plan.model_config)
+        return [content or [name, commit or model.model_revision], model.method, model.attn_implementation]
 
     def objective(
         self,
@@ -254,14 +223,9 @@ class Preference(Chat):
         return False
 
 
-def refused_of_answers(plan: RunPlan[Any, Any]) -> list[Problem]:
-    """What no task of better and worse answers can do."""
-    found, beta = [], plan.configuration.get("beta", 1)
-    if not beta > 0:
-        found.append(problem("beta-not-positive", "--beta", beta))
-    if plan.launch.axes.context > 1:
-        found.append(problem("pairs-over-context", "strategy", plan.launch.strategy))
-    return found
+def check_beta(beta: float) -> list[Problem]:
+    """Refuse a beta that would not hold the model to that before training."""
+    return [] if beta > 0 else [problem("beta-not-positive", "--beta", beta)]
 
 
 def of_answers(
@@ -269,15 +233,6 @@ def of_answers(
 ) -> tuple[int, torch.dtype, bool, list[object]]:
     """The first arguments of `Preferences`."""
     assert tokenizer.pad_token_id is not None
-    assert isinstance(rows, PairRowsOfRun)
+    assert rows is not None
     dtype = compute_dtype(args)
-    return tokenizer.pad_token_id, dtype, padded, [*rows.made_from, str(dtype), padded]
-
-
-def _start_of(plan: Plan) -> list[object]:
-    """What the model before training is: its files or its commit, and how it is computed."""
-    model, name = plan.model, builtin.resolve(plan.model.model_name_or_path)
-    files = sorted(each for each in Path(name).glob("*") if each.suffix in _FILES)
-    content: list[object] = [[each.name, known_digest(str(each))] for each in files]
-    commit = None if plan.model_config is None else commit_of(plan.model_config)
-    return [content or [name, commit or model.model_revision], model.method, model.attn_implementation]
+    return tokenizer.pad_token_id, dtype, padded, [*rows.start, str(dtype), padded]

@@ -22,7 +22,7 @@ from indictune.models.task_models import check_shapes, load_classifier, load_cla
 from indictune.models.unpadded import classify_unpadded, pads
 from indictune.tasks.chat import ChatRows
 from indictune.tasks.loss import SharedLoss
-from indictune.tasks.preferences import SCORES, Preference, Preferences, as_scores, refused_of_answers
+from indictune.tasks.preferences import SCORES, Preference, Preferences, as_scores
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
 
@@ -92,8 +92,10 @@ class RewardModel(Preference):
         return load_classifier_config(args)
 
     def check(self, plan: Any) -> list[Problem]:
-        shapes = problems_of(check_shapes, PairRewards.kind, plan.model, plan.model_config, HEAD_NAMES)
-        return shapes + refused_of_answers(plan)
+        return problems_of(check_shapes, PairRewards.kind, plan.model, plan.model_config, HEAD_NAMES)
+
+    def start_of(self, plan: Any) -> list[object]:
+        return []  # it is compared with no other model
 
     def compares(self, plan: Any) -> None:
         return None

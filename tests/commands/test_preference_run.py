@@ -36,6 +36,9 @@ def test_the_verbs_take_a_run_of_pairs(
     capfd.readouterr()
     assert main(["plan", "job.yaml", "--task", "dpo", *flags, "--gpus", "1", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["run"]["row_tokens"]["read_first"] == 0  # the reference is cached
+    assert main(["prepare", "--config", "job.yaml"]) == 0
+    splits = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("train", "validation"))]
+    assert [line.split()[-1] for line in splits] == ["0.0%"] * 2  # at the limit of tokens
     assert main(["merge", "run", "--output_dir", "merged"]) == 0
     trained = json.loads(Path("run/metrics.json").read_text(encoding="utf-8"))["eval"]
 

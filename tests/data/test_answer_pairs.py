@@ -14,7 +14,7 @@ from indictune.config.chat_arguments import PairArguments, RatedArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat import answer_pairs
 from indictune.data.chat.chat_tokens import choose_template
-from indictune.data.chat.conversations import chat_sources, load_rows
+from indictune.data.chat.conversations import chat_sources, load_conversations
 from indictune.data.row_choice import Splits
 from indictune.errors import Problems
 from indictune.models.load import load_tokenizer
@@ -34,15 +34,15 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded_rated(*rows: dict[str, Any]) -> Splits[answer_pairs.Rated]:
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     args, problems = RatedArguments(train_file="p.jsonl", validation_split=0), Problems()
-    sources = chat_sources(args, problems, answer_pairs.rated_records)
-    return load_rows(answer_pairs.Rated, sources, args, problems, None, None, answer_pairs.rated_findings)
+    sources = chat_sources(args, problems, answer_pairs.Rated)
+    return load_conversations(sources, args, problems, rows_type=answer_pairs.Rated)
 
 
 def loaded(*rows: dict[str, Any], **flags: Any) -> Splits[answer_pairs.Pairs]:
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     args, problems = PairArguments(train_file="p.jsonl", validation_split=0, **flags), Problems()
-    sources = chat_sources(args, problems, answer_pairs.pair_records)
-    return load_rows(answer_pairs.Pairs, sources, args, problems, None, None, answer_pairs.pair_findings)
+    sources = chat_sources(args, problems, answer_pairs.Pairs)
+    return load_conversations(sources, args, problems, rows_type=answer_pairs.Pairs)
 
 
 ULTRA = {"prompt": "q", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD], "score_chosen": 8.0}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import chdir, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.kto import RatedAnswers
 from indictune.tasks.preferences import Preference
 from indictune.tasks.protocol import Task
 from tests.launch_environment import launched
@@ -89,16 +91,19 @@ def loss_of_classifier(folder: Path, validation: Path) -> float:
     return math.fsum(losses) / len(losses)
 
 
-def write_pairs_job(folder: Path) -> Path:
+def write_pairs_job(folder: Path, marked: bool = False) -> Path:
     """A recipe: 101 pairs of answers make 5 global batches of 24 an epoch, the last of them with 5 pairs."""
     recipe = folder / "job.yaml"
-    recipe.write_text(test_tasks.JOB + test_tasks.write_answer_pairs(folder), encoding="utf-8")
+    recipe.write_text(test_tasks.JOB + test_tasks.write_answer_pairs(folder, marked, more=""), encoding="utf-8")
     return recipe
 
 
 @torch.no_grad()
-def loss_of_pairs(folder: Path, validation: Path) -> float:
-    """Of DPO, with each answer read alone; the reference is the base without its adapter, or the built-in model."""
+def gained(folder: Path, answers: Iterable[tuple[str, str]]) -> list[float]:
+    """How much more likely each answer to a prompt has become by a training, in nats. Each is read alone.
+
+    The model before training is the base without its adapter, or the built-in model.
+    """
     tokenizer, is_adapter = load_tokenizer(ModelArguments(str(folder))), config_file(folder).name != "config.json"
     first = builtin.resolve("builtin:tiny-indic-llama")
     model = load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32).eval()
@@ -110,12 +115,37 @@ def loss_of_pairs(folder: Path, validation: Path) -> float:
         found = -functional.cross_entropy(of(input_ids=ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")
         return float(found[len(start) :].sum())
 
-    losses = []
-    for row in map(json.loads, validation.read_text(encoding="utf-8").splitlines()):
-        better, worse = (log_prob(model, row["prompt"], row[side]) for side in ("chosen", "rejected"))
+    found = []
+    for each in answers:
+        after = log_prob(model, *each)
         with model.disable_adapter() if is_adapter else nullcontext():
-            before = [log_prob(frozen or model, row["prompt"], row[side]) for side in ("chosen", "rejected")]
-        losses.append(math.log1p(math.exp(-0.1 * (better - worse - before[0] + before[1]))))
+            found.append(after - log_prob(frozen or model, *each))
+    return found
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def loss_of_pairs(folder: Path, validation: Path) -> float:
+    """Of DPO, with its default beta."""
+    sides = (
+        gained(folder, [(row["prompt"], row[side]) for row in _rows(validation)]) for side in ("chosen", "rejected")
+    )
+    losses = [math.log1p(math.exp(-0.1 * (better - worse))) for better, worse in zip(*sides, strict=True)]
+    return math.fsum(losses) / len(losses)
+
+
+def loss_of_marked(folder: Path, validation: Path) -> float:
+    """Of KTO, with its default beta. Each prompt also has the answer of the row before; the first, of the second."""
+    rows = _rows(validation)
+    others = [rows[1], *rows[:-1]]
+    assert all(row["prompt"] != other["prompt"] for row, other in zip(rows, others, strict=True))
+    own = gained(folder, [(row["prompt"], row["completion"]) for row in rows])
+    mixed = gained(folder, [(row["prompt"], other["completion"]) for row, other in zip(rows, others, strict=True)])
+    divergence = max(0.0, math.fsum(mixed) / len(mixed))
+    signs = [1 if row["label"] else -1 for row in rows]
+    losses = [1 - 1 / (1 + math.exp(-0.1 * sign * (gain - divergence))) for sign, gain in zip(signs, own, strict=True)]
     return math.fsum(losses) / len(losses)
 
 
@@ -163,6 +193,18 @@ KINDS = {
         _AT_ONCE,
         stopped_at=6,
         loss_read_anew=loss_of_pairs,
+        measures_first=True,
+    ),
+    "KTO": Kind(
+        RatedAnswers(),
+        test_tasks.TASKS["kto"][0],
+        partial(write_pairs_job, marked=True),
+        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
+        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
+        {"activation checkpointing": _CHECKPOINTING},
+        _AT_ONCE,
+        stopped_at=6,
+        loss_read_anew=loss_of_marked,
         measures_first=True,
     ),
 }

@@ -47,8 +47,8 @@ def mean_of_means(patch: Patch) -> None:
     def mean(self: LlamaTrainer, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         pairs = (inputs["labels"][:, 1] != IGNORED_LABEL).sum()
         total: torch.Tensor = self.objective.total(model, dict(inputs))
-        share: torch.Tensor = total / pairs / self.args.gradient_accumulation_steps
-        return share
+        mean: torch.Tensor = total / pairs / self.args.gradient_accumulation_steps
+        return mean
 
     patch(LlamaTrainer, "_own_loss", mean)
 

@@ -36,6 +36,11 @@ from indictune.data.read.row_sources import SplitRows
 from indictune.errors import UserError
 
 _HH = re.compile(r"\n\n(Human|Assistant):")  # of Anthropic's hh-rlhf
+_SUSPICIOUS = {
+    "swapped_pairs": "have the answers of another row, swapped",
+    "worse_scored": "have a chosen answer with the lower score",
+    "longer_chosen": "have a longer chosen answer: length may be learned",
+}
 _MANY_LONGER = 0.65  # of pairs, whose better answer is the longer one
 TOKENS = pa.schema([*chat_tokens.SCHEMA, pa.field("chosen_length", pa.int32())])
 RATED_TOKENS = pa.schema([*TOKENS, pa.field("is_good", pa.int8())])
@@ -52,6 +57,14 @@ class Pairs(Conversations):
     schema: ClassVar[pa.Schema] = pa.schema([*SCHEMA, ("rejected", pa.string()), ("margin", pa.float64())])
 
     @staticmethod
+    def records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+        """With the prompt of texts that begin alike; raises `UserError` if the first row is no pair."""
+        for number, (line, record) in enumerate(chat_records(rows, bad, names)):
+            if number == 0 and not is_pair(record):
+                raise UserError("rows-without-pairs", value=bad.location(line), keys=", ".join(map(str, record)))
+            yield line, with_prompt(record)
+
+    @staticmethod
     def columns_of(record: Row) -> dict[str, Any]:
         if not is_pair(record):
             raise RowError("answer-missing", keys=", ".join(map(str, record)))
@@ -65,6 +78,30 @@ class Pairs(Conversations):
         margin = None if better is None or worse is None else better - worse
         columns = {"messages": chosen, "as_written": is_prompt_text(shared)}
         return columns | {"rejected": rejected[-1]["content"], "margin": margin}
+
+    @staticmethod
+    def findings(rows: Mapping[str, Pairs]) -> list[Finding]:
+        """What is suspicious in pairs, by split. Raises `UserError` if the scores of a file prefer no answer."""
+        found = Conversations.findings(rows)
+        for split in rows.values():
+            margins, chats = split.table["margin"], split.table["messages"].to_pylist()
+            if margins.null_count < len(margins) and pc.all(pc.equal(margins, 0)).as_py():
+                raise UserError("scores-equal", split.origin, split.source)
+            worse = split.table["rejected"].to_pylist()
+            texts = [(*(each["content"] for each in chat), other) for chat, other in zip(chats, worse, strict=True)]
+            exchanged = [(*prompt, other, better) for *prompt, better, other in texts]
+            here, swapped = (text_keys(map(BETWEEN_TEXTS.join, each)) for each in (texts, exchanged))
+            longer = sum(len(each[-2]) > len(each[-1]) for each in texts)
+            counts = {
+                "swapped_pairs": int(np.isin(here, swapped).sum()),
+                "worse_scored": pc.sum(pc.less(margins, 0)).as_py() or 0,
+                "longer_chosen": longer if longer > _MANY_LONGER * len(split) else 0,
+            }
+            for name, count in counts.items():
+                share = f"{count:,} of {len(split):,} pairs ({count / len(split):.1%})"
+                note = f"{split.origin} {split.source}: {share} {_SUSPICIOUS[name]}."
+                found.append(Finding(name, count, len(split), note))
+        return found
 
     @property
     def texts(self) -> Iterator[str]:
@@ -81,12 +118,33 @@ class Rated(Conversations):
     also_used: ClassVar[Sequence[str]] = RATINGS
 
     @staticmethod
+    def records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+        """Raises `UserError` if the first row is not marked."""
+        for number, (line, record) in enumerate(chat_records(rows, bad, names)):
+            if number == 0 and not any(record.get(key) is not None for key in RATINGS):
+                raise UserError("rows-without-marks", value=bad.location(line), keys=", ".join(map(str, record)))
+            yield line, record
+
+    @staticmethod
     def columns_of(record: Row) -> dict[str, Any]:
         mark = str(next((record[key] for key in RATINGS if record.get(key) is not None), None)).strip().lower()
         if mark not in _GOOD | _BAD:
             raise RowError("mark-missing", held=mark, keys=", ".join(map(str, record)))
         answer = {key: value for key, value in record.items() if key not in RATINGS}
         return Conversations.columns_of(answer) | {"is_good": mark in _GOOD}
+
+    @staticmethod
+    def findings(rows: Mapping[str, Rated]) -> list[Finding]:
+        """Answers that are marked good and bad, by split. Raises `UserError` if all training rows are marked alike."""
+        found = Conversations.findings(rows)
+        for name, split in rows.items():
+            keys, good = text_keys(split.texts), split.table["is_good"].to_numpy()
+            if name == "train" and (good.all() or not good.any()):
+                raise UserError("marks-equal", split.origin, split.source, mark="good" if good.all() else "bad")
+            count = int(np.isin(keys, np.intersect1d(keys[good], keys[~good])).sum())
+            note = f"{split.origin} {split.source}: {count:,} of {len(split):,} rows are also marked the other way."
+            found.append(Finding("conflicting_marks", count, len(split), note))
+        return found
 
 
 _GOOD, _BAD = {"true", "1", "1.0"}, {"false", "0", "0.0"}
@@ -98,35 +156,6 @@ def _number(value: object) -> float | None:
         return float(str(value))
     except ValueError:
         return None
-
-
-def pair_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
-    """As `chat_records`, with the prompt of texts that begin alike. Raises `UserError` if the first row is no pair."""
-    for number, (line, record) in enumerate(chat_records(rows, bad, names)):
-        if number == 0 and not is_pair(record):
-            raise UserError("rows-without-pairs", value=bad.location(line), keys=", ".join(map(str, record)))
-        yield line, with_prompt(record)
-
-
-def rated_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
-    """As `chat_records`; raises `UserError` if the first row is not marked, or is a pair."""
-    for number, (line, record) in enumerate(chat_records(rows, bad, names)):
-        if number == 0 and not any(record.get(key) is not None for key in RATINGS):
-            raise UserError("rows-without-marks", value=bad.location(line), keys=", ".join(map(str, record)))
-        yield line, record
-
-
-def rated_findings(rows: Mapping[str, Rated]) -> list[Finding]:
-    """Answers that are marked good and bad, by split. Raises `UserError` if all training rows are marked alike."""
-    found = []
-    for name, split in rows.items():
-        keys, good = text_keys(split.texts), split.table["is_good"].to_numpy()
-        if name == "train" and (good.all() or not good.any()):
-            raise UserError("marks-equal", split.origin, split.source, mark="good" if good.all() else "bad")
-        count = int(np.isin(keys, np.intersect1d(keys[good], keys[~good])).sum())
-        note = f"{split.origin} {split.source}: {count:,} of {len(split):,} rows are also marked the other way."
-        found.append(Finding("conflicting_marks", count, len(split), note))
-    return [each for each in found if each.count]
 
 
 def with_prompt(row: Row) -> Row:
@@ -149,40 +178,6 @@ def _turns(text: str) -> list[Message]:
     role = {"Human": "user", "Assistant": "assistant"}
     named = zip(parts[::2], parts[1::2], strict=True)
     return [{"role": role[name], "content": content.strip()} for name, content in named]
-
-
-def pair_findings(rows: Mapping[str, Pairs]) -> list[Finding]:
-    """What is suspicious in pairs, by split. Raises `UserError` if the scores of a file prefer no answer."""
-    found = []
-    for split in rows.values():
-        margins, table = split.table["margin"], split.table
-        if margins.null_count < len(margins) and pc.all(pc.equal(margins, 0)).as_py():
-            raise UserError("scores-equal", split.origin, split.source)
-        messages = table["messages"].to_pylist()
-        prompts = [BETWEEN_TEXTS.join(each["content"] for each in row[:-1]) for row in messages]
-        better, worse = [row[-1]["content"] for row in messages], table["rejected"].to_pylist()
-        here, swapped = (
-            text_keys(map(BETWEEN_TEXTS.join, zip(prompts, *sides, strict=True)))
-            for sides in ((better, worse), (worse, better))
-        )
-        longer = np.array([len(one) > len(other) for one, other in zip(better, worse, strict=True)])
-        where = f"{split.origin} {split.source}"
-        counts = {
-            "swapped_pairs": (
-                int(np.isin(here, swapped).sum()),
-                "have the answers of another row, swapped",
-            ),
-            "worse_scored": (pc.sum(pc.less(margins, 0)).as_py() or 0, "have a chosen answer with the lower score"),
-            "longer_chosen": (
-                int(longer.sum()),
-                "have a longer chosen answer: length may be learned",
-            ),
-        }
-        for name, (count, what) in counts.items():
-            if count > (len(split) * _MANY_LONGER if name == "longer_chosen" else 0):
-                share = f"{count:,} of {len(split):,} pairs ({count / len(split):.1%})"
-                found.append(Finding(name, count, len(split), f"{where}: {share} {what}."))
-    return found
 
 
 def tokenised_pairs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -57,9 +57,19 @@ class Conversations(StoredRows):
     also_used: ClassVar[Sequence[str]] = ()  # keys of a row besides those of its form
 
     @staticmethod
+    def records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
+        """As `chat_records`; raises `UserError` if the rows are of another task."""
+        return _without_pairs(rows, bad, names, "rows-of-pairs")
+
+    @staticmethod
     def columns_of(record: Row) -> dict[str, Any]:
         """The columns of a row, without `language` and `line`; raises `RowError` if it cannot be used."""
         return {"messages": messages_of(record), "as_written": is_prompt_text(record)}
+
+    @staticmethod
+    def findings(rows: Mapping[str, Any]) -> list[Finding]:
+        """What is suspicious in the rows of each split; some are of no row."""
+        return [repeated_rows(each, text_keys(each.texts)) for each in rows.values()]
 
     @property
     def texts(self) -> Iterator[str]:
@@ -73,29 +83,27 @@ def is_pair(row: Row) -> bool:
     return is_filled(row.get("chosen")) and is_filled(row.get("rejected"))
 
 
-def _answers(
-    rows: SplitRows, bad: BadRows, names: Mapping[str, str], refusal: str = "rows-of-pairs"
-) -> Iterator[Record]:
+def _without_pairs(rows: SplitRows, bad: BadRows, names: Mapping[str, str], code: str) -> Iterator[Record]:
     """As `chat_records`; raises `UserError` of the code for a pair, of which one answer would be lost."""
     for line, record in chat_records(rows, bad, names):
         if is_pair(record):
-            raise UserError(refusal, value=bad.location(line))
+            raise UserError(code, value=bad.location(line))
         yield line, record
 
 
 def chat_sources(
-    args: ChatDataArguments, problems: Problems, read: Callable[..., Iterator[Record]] = _answers
+    args: ChatDataArguments, problems: Problems, rows_type: type[Conversations] = Conversations
 ) -> dict[str, ChatSource]:
-    """The sources of conversations by split; `read` is as `chat_records`, the others as of `sources_by_split`."""
+    """The sources of rows of the type by split; arguments as of `sources_by_split`."""
     names = problems.attempt(parse_columns, args.columns) or {}
-    sources = sources_by_split(args, problems, "builtin:chats", partial(read, names=names))
+    sources = sources_by_split(args, problems, "builtin:chats", partial(rows_type.records, names=names))
     return {split: _renamed(source, names) for split, source in sources.items()}
 
 
 def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
     """The source of `--test_file`, a json, jsonl or parquet file; raises as `parse_columns`."""
     names = parse_columns(columns)
-    read = partial(_answers, names=names, refusal="pairs-not-scored")
+    read = partial(_without_pairs, names=names, code="pairs-not-scored")
     return {"test": _renamed(file_source(path, "--test_file", read), names)}
 
 
@@ -113,40 +121,27 @@ def is_as_written(source: ChatSource) -> bool | None:
         return None
 
 
+Read = TypeVar("Read", bound=Conversations)
+
+
 def load_conversations(
     sources: Mapping[str, ChatSource],
     args: BadRowArguments,
     found: Sequence[Problem] = (),
     validation_split: ValidationSplit | None = None,
     mixture: Mixture | None = None,
-) -> Splits[Conversations]:
-    """`load_rows` of conversations."""
-    return load_rows(Conversations, sources, args, found, validation_split, mixture)
-
-
-Read = TypeVar("Read", bound=Conversations)
-
-
-def load_rows(
-    rows_type: type[Read],
-    sources: Mapping[str, ChatSource],
-    args: BadRowArguments,
-    found: Sequence[Problem],
-    validation_split: ValidationSplit | None,
-    mixture: Mixture | None,
-    more_findings: Callable[[Mapping[str, Read]], list[Finding]] = lambda _: [],
-) -> Splits[Read]:
-    """Read and check conversations, or take them from the cache.
+    rows_type: type[Any] = Conversations,
+) -> Splits[Any]:
+    """Read and check conversations, or rows of another type of them, or take them from the cache.
 
     If problems were `found` so far, only the first rows of long files are read. Raises `UserError` with all problems
-    of all files at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`. `more_findings`
-    looks at rows that were read.
+    of all files at once, and those of `found`. `validation_split` and `mixture` as of `stored_splits`.
     """
     problems = Problems(found)
 
-    def read(folder: Path, seen: Found) -> dict[str, Read]:
+    def read(folder: Path, seen: Found) -> dict[str, Any]:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
-        rows: dict[str, Read] = {}
+        rows: dict[str, Any] = {}
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
@@ -156,7 +151,7 @@ def load_rows(
             if other >= 0:
                 problems.append(problem("forms-mixed", each.origin, each.location(other)))
         problems.raise_any()
-        seen.findings += _same_texts(rows, folder) + more_findings(rows)
+        seen.findings += [each for each in (*_leaks(rows, folder), *rows_type.findings(rows)) if each.count]
         return rows
 
     settings = [args.bad_rows, args.max_bad_fraction]
@@ -211,9 +206,8 @@ def are_as_written(splits: Mapping[str, Conversations]) -> bool:
     return bool(next(iter(splits.values())).table["as_written"][0].as_py())
 
 
-def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding]:
-    """Training rows that are held-out rows too, and rows that repeat an earlier one of their split."""
-    found = []
+def _leaks(rows: Mapping[str, Conversations], folder: Path) -> Iterator[Finding]:
+    """Training rows that are held-out rows too."""
     for held_out in (rows[split] for split in SPLITS[1:] if split in rows and "train" in rows):
         train, leaked = rows["train"], leaked_rows(folder / "train.arrow", held_out.table, _whole_text)
         count = int(leaked.sum())
@@ -221,9 +215,7 @@ def _same_texts(rows: Mapping[str, Conversations], folder: Path) -> list[Finding
             f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores "
             "will look too good; remove them from one of the two."
         )
-        found.append(Finding("leaked_rows", count, len(train), note))
-    found += [repeated_rows(each, text_keys(each.texts)) for each in rows.values()]
-    return [each for each in found if each.count]
+        yield Finding("leaked_rows", count, len(train), note)
 
 
 def _whole_text(batch: pa.RecordBatch) -> pa.Array:
