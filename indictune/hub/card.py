@@ -29,6 +29,9 @@ _KINDS = {
     "text-generation": "A language model that answers messages",
     "fill-mask": "A language model that guesses masked words",
     None: "A model",
+    # By its task:
+    "clm": "A language model that continues texts",
+    "reward": "A reward model",
 }
 # Of the recipe: what a reader asks of a training, and what the card calls it.
 _SETTINGS = {
@@ -107,7 +110,7 @@ def _head(facts: CardFacts) -> dict[str, Any]:
     students = json_or_nothing(facts.folder / DISTILLED).get("table")  # of `indictune distil`
     return {
         "title": facts.model.rpartition("/")[2],
-        "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
+        "kind": _KINDS.get(str(facts.settings.get("task"))) or _KINDS[facts.pipeline_tag],
         "learned_from": PREFERENCES.get(str(facts.preferred_by)),
         "compares_with_start": facts.preferred_by in ("dpo", "kto"),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,

@@ -40,7 +40,7 @@ EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
 PREFERENCES = {
     "dpo": "pairs of a better and a worse answer, by direct preference optimization (DPO)",
     "kto": "answers that are marked good or bad, by Kahneman-Tversky optimization (KTO)",
-    "reward": "pairs of a better and a worse answer, to give the better one a higher number (a reward model)",
+    "reward": "pairs of a better and a worse answer, to give the better one a higher number",
 }
 # What is of this machine or of the push, and not of the training.
 NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir"]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from transformers import pipeline
 
 from indictune.config.arguments import ModelArguments
 from indictune.evaluation.breakdown import read_breakdowns
@@ -302,6 +303,19 @@ def test_two_ranks_train_the_model_of_one_process(
     for language, scores in one.metrics["eval"]["per_language"].items():
         of_few_rows = 100 * of_metrics if name == "regression" else of_metrics  # two ranks of ten may swap
         assert two.metrics["eval"]["per_language"][language] == pytest.approx(scores, abs=of_few_rows)
+
+
+@pytest.mark.more
+def test_transformers_alone_computes_the_rewards_of_a_saved_model(runs: dict[str, Callable[..., Run]]) -> None:
+    folder = runs["reward"]("single", 1, "--per_device_train_batch_size", "24").folder
+    validation = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
+    rows = [json.loads(line) for line in Path(validation).read_text(encoding="utf-8").splitlines()]
+    classify: Any = pipeline("text-classification", str(folder))
+    for row, line in zip(rows[:5], lines_of(folder), strict=False):
+        chat = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["chosen"]}]
+        text = classify.tokenizer.apply_chat_template(chat, tokenize=False)
+        (found,) = classify(text, add_special_tokens=False, function_to_apply="none")
+        assert found["score"] == pytest.approx(line["chosen_reward"], abs=1e-5)
 
 
 @pytest.mark.more
