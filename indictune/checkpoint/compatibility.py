@@ -87,7 +87,8 @@ def validation_digest(dataset: Dataset) -> str:
 
 def _rows_digest(beginning: Sequence[object], dataset: Dataset) -> str:
     digest = hashlib.sha256(json.dumps(beginning).encode())
-    for name in ("length", "input_ids", "labels"):
+    more = ("other_input_ids", "other_labels", "is_good")  # of answers that are marked
+    for name in ("length", "input_ids", "labels", *(each for each in more if each in dataset.column_names)):
         for chunk in dataset.data[name].chunks:
             values = chunk.flatten() if pa.types.is_nested(chunk.type) else chunk
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())

@@ -152,7 +152,7 @@ def _of_best(ranking: Ranking, flags: Mapping[str, list[str]]) -> Iterator[str]:
     yield f"On disk: {checkpoint} for a checkpoint with all states, {model} for the saved model."
     if best.before_s:
         yield from _wrapped(
-            f"Before the first step, the model reads {ranking.lengths.read_first:,} pairs once, for about "
+            f"Before the first step, the model reads {ranking.lengths.read_first:,} rows once, for about "
             f"{_short(best.before_s)} s. Their numbers are cached."
         )
     nodes = ranking.machine.nodes

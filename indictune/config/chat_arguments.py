@@ -73,6 +73,14 @@ _TASK = "Task of the recipe. A script of another task refuses it; `indictune tra
 
 
 @dataclass
+class AlignedModelArguments(LlamaModelArguments):
+    """`LlamaModelArguments` of a model that learns preferences: as in TRL (1.16), nothing is dropped."""
+
+    lora_dropout: float = flag(0.0, "Dropout in front of the LoRA matrices. The reference is read without any.")
+    dropout: float | None = flag(0.0, "Set every dropout of the model to this probability.")
+
+
+@dataclass
 class PairArguments(ChatDataArguments):
     """Which pairs of answers are trained on, and how they are read. The run records its task."""
 

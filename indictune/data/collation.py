@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
-_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids", "chosen_length", "is_good")
+_READ = ["input_ids", "labels", "seq_lengths", "token_type_ids"]
+_READ += ["chosen_length", "other_input_ids", "other_labels", "is_good"]
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
@@ -39,7 +40,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
             packed, `seq_lengths` too; of pairs of texts, `token_type_ids`, if the model reads them; of
-            pairs of answers, `chosen_length`, and of marked ones `is_good` too.
+            pairs of answers, `chosen_length`; of marked ones, `is_good`, `other_input_ids` and `other_labels`.
         batches: of a training, whose rows have the number of the `epoch` too.
     """
 
@@ -208,13 +209,20 @@ class PairRows:
 
 
 def _sides(row: Row) -> tuple[Row, Row]:
-    """Both conversations of a pair; a dummy row is both."""
+    """Both conversations of a pair, or of a marked answer; a dummy row is both."""
     if row["row"] == NO_ROW:
         return row, row
+    names = "input_ids", "labels"
+    if "other_labels" in row:
+        return row, row | {name: row[f"other_{name}"] for name in names} | _length(row["other_labels"])
     end = int(row["chosen_length"])
-    parts = ({name: row[name][part] for name in ("input_ids", "labels")} for part in (slice(end), slice(end, None)))
-    chosen, rejected = (each | {"seq_lengths": np.array([len(each["input_ids"])])} for each in parts)
+    parts = ({name: row[name][part] for name in names} for part in (slice(end), slice(end, None)))
+    chosen, rejected = (each | _length(each["labels"]) for each in parts)
     return chosen, rejected
+
+
+def _length(labels: np.ndarray) -> Row:
+    return {"seq_lengths": np.array([len(labels)])}
 
 
 def _windows(row: Row) -> list[np.ndarray]:

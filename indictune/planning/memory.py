@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from indictune.config.chat_arguments import PairArguments
 from indictune.config.plan import AnyPlan
 from indictune.distributed.launch import engine_of
 from indictune.distributed.pipeline.layout import chunks_of
@@ -93,7 +92,7 @@ class RankMemory:
 
 def row_limit(plan: AnyPlan) -> int:
     """Most tokens of a training row: each conversation of a pair of answers has up to `--max_length`."""
-    return plan.sequence_limit * (2 if isinstance(plan.data, PairArguments) else 1)
+    return plan.sequence_limit * (2 if plan.configuration.get("task") in ("dpo", "reward") else 1)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:

@@ -23,7 +23,7 @@ _MOST_MISTAKES = 30
 _ABOUT = {
     "answers": "The answers of each language with the largest loss.",
     "texts": "The texts of each language with the largest loss.",
-    "preferences": "The pairs of each language with the largest loss.",
+    "preferences": "The rows of each language with the largest loss.",
     "regression": "The rows of each language whose number is furthest off.",
     "entities": "The sentences of each language with the most wrong tags.",
 }

@@ -173,7 +173,7 @@ def _answer_lengths(breakdown: Breakdown, of_run: Mapping[str, float]) -> list[T
     `of_run` has those of all rows, also of answers that the model wrote.
     """
     groups = {shown_language(name): _mean_lengths(each) for name, each in breakdown.by["language"].items()}
-    means = {"all": {**_mean_lengths(breakdown.overall), **of_run}, **groups}
+    means = {"all": {**_mean_lengths(breakdown.overall), **of_run}} | {of: each for of, each in groups.items() if each}
     names = [name for name in _ANSWERS if name in means["all"]]
     rows = [[of, *(f"{each[name]:.1f}" if name in each else "" for name in names)] for of, each in means.items()]
     return [Table("Tokens of an answer, on average", ["", *map(_ANSWERS.__getitem__, names)], rows)] if names else []

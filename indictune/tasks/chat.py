@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows, origins_o
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 Plan = RunPlan[ChatDataArguments, Args]
 Tokenised = tuple[Callable[..., Iterator[pa.RecordBatch]], pa.Schema]
@@ -166,8 +169,9 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, template = plan.data, None
-        source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
-        test = problems.attempt(load_conversations, source, asked, problems) if source else None
+        source = problems.attempt(evaluated_file, asked.test_file, asked.columns, self.rows_type)
+        of_rows = source, asked, problems, None, None, self.rows_type
+        test = problems.attempt(load_conversations, *of_rows) if source else None
         if tokenizer is not None and (asked.chat_template is not None or test is not None):
             as_written = test is not None and are_as_written(test.rows)
             template = problems.attempt(
@@ -177,7 +181,8 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         assert tokenizer is not None
         assert test is not None
         assert template is not None
-        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
+        positions = positions_of(plan.model_config)
+        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions, *self.tokenised)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         notes, samples = [*test.notes, *chats.notes], samples_of(chats, asked, template)
         return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *self.texts), samples)
@@ -188,6 +193,9 @@ def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, tem
     if not asked.num_sample_generations:
         return None
     messages, rows = chats.samples(asked.num_sample_generations)
+    if not messages:  # all are marked bad
+        logger.warning("No answer of the %s rows is marked good, so the model writes none.", chats.sampled_split)
+        return None
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.chat_arguments import LlamaModelArguments, RatedArguments, RatedTrainingArguments
+from indictune.config.chat_arguments import AlignedModelArguments, RatedArguments, RatedTrainingArguments
 from indictune.data.chat import answer_pairs
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
-from indictune.errors import Problem, problem
+from indictune.errors import Problem
 from indictune.tasks.chat import Chat, ChatRows
-from indictune.tasks.preferences import SCORES, Preference, Preferences, check_beta, of_answers
+from indictune.tasks.preferences import SCORES, Preference, Preferences, check_positive, of_answers
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
 if TYPE_CHECKING:
@@ -72,38 +72,40 @@ class MarkedAnswers(Preferences):
         losses: Tensor = self.pair_loss.each(ratios, marks == 1, self.divergence)
         return (losses * (marks != IGNORED_LABEL)).sum()
 
-    def known(self, dataset: Dataset) -> Results:
-        return [*super().known(dataset), dataset.data["is_good"].to_numpy()]
+    def known(self, dataset: Dataset, measured: Results) -> Results:
+        reference = super().known(dataset, measured)
+        if not reference:  # it is measured now
+            return ()
+        gained = (measured[0] - reference[0])[:, 1].mean(dtype=np.float64)
+        divergence = np.full(len(dataset), max(0.0, gained))
+        return [*reference, dataset.data["is_good"].to_numpy(), divergence]
 
     def scored(self, results: Results) -> dict[str, np.ndarray]:
-        log_probs, _, reference, marks = (torch.tensor(each, dtype=torch.float64) for each in results)
-        (ratios, others), are_good = (log_probs - reference).unbind(1), marks == 1
-        of_rows = ratios, are_good, others.mean().clamp(min=0)
+        log_probs, _, reference, marks, divergence = (torch.tensor(each, dtype=torch.float64) for each in results)
+        ratios, are_good = (log_probs - reference)[:, 0], marks == 1
+        of_rows = ratios, are_good, divergence
         margin, loss = self.pair_loss.margins(*of_rows), self.pair_loss.each(*of_rows)
         reward = torch.where(are_good, self.pair_loss.beta * ratios, torch.nan)
         columns = loss, (margin > 0).double(), margin, reward
         return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
 
     def tokens(self, results: Results) -> dict[str, np.ndarray]:
-        tokens, are_good = results[1][:, 0].astype(np.int64), results[-1] == 1
+        tokens, are_good = results[1][:, 0].astype(np.int64), results[3] == 1
         return {"good_tokens": tokens * are_good, "bad_tokens": tokens * ~are_good}
 
 
 class RatedAnswers(Preference):
     """A model learns from answers that are marked good or bad."""
 
-    arguments = (LlamaModelArguments, RatedArguments, RatedTrainingArguments)  # type: ignore[assignment]
+    arguments = (AlignedModelArguments, RatedArguments, RatedTrainingArguments)  # type: ignore[assignment]
     name = "kto"
     rows_type = answer_pairs.Rated
     tokenised = (answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
     texts = Chat.texts
 
     def check(self, plan: Any) -> list[Problem]:
-        found = Chat.check(self, plan) + check_beta(plan.training.beta)
-        for name in ("desirable_weight", "undesirable_weight"):
-            if not (weight := getattr(plan.training, name)) > 0:
-                found.append(problem("weight-not-positive", f"--{name}", weight))
-        return found
+        defaults = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+        return Chat.check(self, plan) + check_positive(plan.training, **defaults)
 
     def objective(
         self,

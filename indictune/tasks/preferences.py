@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.chat_arguments import LlamaModelArguments, PairArguments, PreferenceArguments
+from indictune.config.chat_arguments import AlignedModelArguments, PairArguments, PreferenceArguments
 from indictune.config.plan import RunPlan
 from indictune.data.chat import answer_pairs
 from indictune.data.chat.conversations import Conversations
@@ -22,7 +23,7 @@ from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, Pair
 from indictune.data.columns import BETWEEN_TEXTS
 from indictune.errors import Problem, problem
 from indictune.evaluation.breakdown import WORST, WRITTEN, Breakdown, Group, block_of, break_down, mean_loss
-from indictune.evaluation.uncertainty import RESAMPLES, ratio_of_sums
+from indictune.evaluation.uncertainty import RESAMPLES, Estimate, ratio_of_sums
 from indictune.files import known_digest
 from indictune.models import builtin
 from indictune.tasks.chat import Answers, Chat, ChatRows, RowTexts, Tokenised, compute_dtype
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from indictune.data.chat.messages import Message
 
 SCORES = ("loss", "reward_accuracy", "reward_margin", "chosen_reward")
-_FILES = (".bin", ".json", ".safetensors")  # of a model
+_FILES = (".bin", ".json", ".py", ".safetensors")  # of a model
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Preferences(Answers):
         """The sum over each conversation, [conversations], of a value of each token but the first, [rows, tokens]."""
         if self.padded:
             return of_tokens.sum(-1)
-        lengths = inputs["cu_seq_lens_q"].diff().long()
-        return torch.segment_reduce(functional.pad(of_tokens, (1, 0))[0], "sum", lengths=lengths)
+        lengths = inputs["cu_seq_lens_q"].diff().long()  # `unsafe` skips a check of them, which waits for the GPU
+        return torch.segment_reduce(functional.pad(of_tokens, (1, 0))[0], "sum", lengths=lengths, unsafe=True)
 
     def total(self, model: nn.Module, inputs: Batch) -> Tensor:
         rows = inputs.pop("row_numbers")
@@ -126,7 +127,7 @@ class Preferences(Answers):
         losses: Tensor = self.pair_loss.each(log_probs, tokens, self.reference[rows])
         return (losses * is_pair).sum()
 
-    def known(self, dataset: Dataset) -> Results:
+    def known(self, dataset: Dataset, measured: Results) -> Results:
         return [each for key, each in self.references.items() if key == id(dataset)]
 
     def scored(self, results: Results) -> dict[str, np.ndarray]:
@@ -141,7 +142,7 @@ class Preferences(Answers):
     def predictions(self, dataset: Dataset, results: Results) -> Iterator[dict[str, Any]]:
         columns = self.scored(results) | self.tokens(results)
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            yield dict(zip(columns, values, strict=True))
+            yield {name: value for name, value in zip(columns, values, strict=True) if not math.isnan(value)}
 
     def breakdown(self, dataset: Dataset, results: Results, scripts: Scripts = None, draws: int = 0) -> Breakdown:
         scored, tokens = self.scored(results), self.tokens(results)
@@ -150,7 +151,9 @@ class Preferences(Answers):
             scores = {}
             for name in (*SCORES[1:], "loss"):
                 column = scored[name][rows]
-                scores[name] = ratio_of_sums(np.nan_to_num(column), 1.0 - np.isnan(column), draws)
+                column = column[~np.isnan(column)]
+                none = Estimate(math.nan, math.nan, math.nan)
+                scores[name] = ratio_of_sums(column, np.ones(len(column)), draws) if len(column) else none
             return Group(len(rows), scores, counts={name: int(each[rows].sum()) for name, each in tokens.items()})
 
         loss = mean_loss(scored["loss"])
@@ -182,7 +185,7 @@ Plan = RunPlan[PairArguments, PreferenceArguments]
 class Preference(Chat):
     """A model learns which of two answers is the better one. What it has learned is evaluated as a chat."""
 
-    arguments = (LlamaModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
+    arguments = (AlignedModelArguments, PairArguments, PreferenceArguments)  # type: ignore[assignment]
     name = "dpo"
     scores: tuple[str, ...] = (*SCORES, f"{WORST}{SCORES[1]}", *WRITTEN, f"{WORST}{WRITTEN[0]}")
     lower_is_better = ("loss",)
@@ -192,12 +195,16 @@ class Preference(Chat):
     row_scores = SCORES
 
     def check(self, plan: Plan) -> list[Problem]:  # type: ignore[override]
-        asked, found = plan.training, super().check(plan) + check_beta(plan.training.beta)
+        asked, found = plan.training, super().check(plan) + check_positive(plan.training, beta=0.1)
         if not 0 <= asked.flipped_share < 0.5:
             found.append(problem("flipped-share-out-of-range", "--flipped_share", asked.flipped_share))
         if asked.flipped_share and asked.preference_loss != "robust":
             other = f"--preference_loss {asked.preference_loss}"
             found.append(problem("no-effect", "--flipped_share", asked.flipped_share, other=other))
+        if asked.length_normalised and asked.preference_loss == "ipo":
+            found.append(problem("no-effect", "--length_normalised", "true", other="--preference_loss ipo"))
+        if not asked.sft_weight >= 0:
+            found.append(problem("sft-weight-negative", "--sft_weight", asked.sft_weight))
         return found
 
     def start_of(self, plan: Plan) -> list[object]:  # type: ignore[override]
@@ -223,9 +230,10 @@ class Preference(Chat):
         return False
 
 
-def check_beta(beta: float) -> list[Problem]:
-    """Refuse a beta that would not hold the model to that before training."""
-    return [] if beta > 0 else [problem("beta-not-positive", "--beta", beta)]
+def check_positive(training: Any, **defaults: float) -> list[Problem]:
+    """Refuse flags that are not above 0."""
+    wrong = [name for name in defaults if not getattr(training, name) > 0]
+    return [problem("not-above-zero", f"--{name}", getattr(training, name), default=defaults[name]) for name in wrong]
 
 
 def of_answers(

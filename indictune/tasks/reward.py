@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import ModelArguments
-from indictune.config.chat_arguments import LlamaModelArguments, RewardPairArguments, RewardTrainingArguments
+from indictune.config.chat_arguments import AlignedModelArguments, RewardPairArguments, RewardTrainingArguments
 from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows, Row
 from indictune.errors import Problem, problems_of
 from indictune.evaluation.breakdown import WORST
 from indictune.models.adapters import HEAD_NAMES
 from indictune.models.load import Model
-from indictune.models.task_models import check_shapes, load_classifier, load_classifier_config
+from indictune.models.task_models import READING_KEY, check_shapes, load_classifier, load_classifier_config
 from indictune.models.unpadded import classify_unpadded, pads
 from indictune.tasks.chat import ChatRows
 from indictune.tasks.loss import SharedLoss
@@ -81,7 +82,7 @@ class PairRewards(Preferences):
 class RewardModel(Preference):
     """A model gives answers a number, which is higher for better ones."""
 
-    arguments = (LlamaModelArguments, RewardPairArguments, RewardTrainingArguments)  # type: ignore[assignment]
+    arguments = (AlignedModelArguments, RewardPairArguments, RewardTrainingArguments)  # type: ignore[assignment]
     name = "reward"
     packages = ()
     writes_answers = False
@@ -113,4 +114,9 @@ class RewardModel(Preference):
         return PairRewards(tokenizer.pad_token_id, padded)
 
     def load_model(self, plan: Any, args: Any, rows: ChatRows, reads_weights: bool) -> Model:
-        return load_classifier(plan.model, ["reward"], rows.tokenizer, "regression")
+        model = load_classifier(plan.model, ["reward"], rows.tokenizer, "regression")
+        setattr(model.config, READING_KEY, {"task": self.name})  # so that nobody reads single texts with it
+        return model
+
+    def can_evaluate(self, config: Mapping[str, Any]) -> bool:
+        return bool((config.get(READING_KEY) or {}).get("task") == self.name)

@@ -57,29 +57,26 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
         return
     tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     trainer.asked_before = None  # was of the training, where a stop would lose a step
-    answers = answers_to(trainer, samples)
+    tokens = answers_to(trainer, samples)
+    answers = _texts(trainer, tokens)
     if samples.rows is not None:
         trainer.written = scores_of_samples(trainer, samples, answers)
     if run.rank != 0:
         return
-    lines, before_training = [], trainer.answers_before
+    lines, at_start = [], None if trainer.answers_before is None else _texts(trainer, trainer.answers_before)
     for number, (messages, answer) in enumerate(zip(samples.chats, answers, strict=True)):
         prompt = tokenizer.decode(prompt_ids(messages, tokenizer, samples.template))
         *before, right = messages
         texts = {"split": samples.split, "messages": before, "prompt": prompt}
         texts |= {"reference": right["content"], "answer": answer}
-        if before_training is not None:
-            texts["answer_before"] = before_training[number]
+        if at_start is not None:
+            texts["answer_before"] = at_start[number]
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
     write_whole(run.output_dir / SAMPLES, "".join(lines))
-    if before_training is not None:
-        sides = {"reference": [chat[-1]["content"] for chat in samples.chats], "before": before_training}
-        of_all = (sides | {"after": answers}).items()
-        trainer.answer_lengths = {name: _mean_tokens(texts, tokenizer) for name, texts in of_all}
-
-
-def _mean_tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> float:
-    return float(np.mean([len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]))
+    if trainer.answers_before is not None:
+        references = [tokenizer(chat[-1]["content"], add_special_tokens=False)["input_ids"] for chat in samples.chats]
+        of_all = {"reference": references, "before": trainer.answers_before, "after": tokens}
+        trainer.answer_lengths = {name: float(np.mean(list(map(len, each)))) for name, each in of_all.items()}
 
 
 def scores_of_samples(trainer: TaskTrainer, samples: Samples, answers: list[str], draws: int = RESAMPLES) -> Breakdown:
@@ -111,15 +108,17 @@ def scores_by_metrics(
     return found
 
 
-def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
-    """What the model answers, in the order of the conversations. All ranks must call it."""
+def answers_to(trainer: TaskTrainer, samples: Samples) -> list[list[int]]:
+    """What the model answers, as tokens, in the order of the conversations. All ranks must call it."""
     tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-    ends, answers = answer_ends(tokenizer, samples.template), []
-    for messages in samples.chats:
-        prompt = prompt_ids(messages, tokenizer, samples.template)
-        answer = greedy(trainer, prompt, samples.max_new_tokens, ends)
-        answers.append(cast(str, tokenizer.decode(answer, skip_special_tokens=True)))
-    return answers
+    ends = answer_ends(tokenizer, samples.template)
+    prompts = (prompt_ids(messages, tokenizer, samples.template) for messages in samples.chats)
+    return [greedy(trainer, prompt, samples.max_new_tokens, ends) for prompt in prompts]
+
+
+def _texts(trainer: TaskTrainer, answers: list[list[int]]) -> list[str]:
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+    return [cast(str, tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers]
 
 
 def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
@@ -195,7 +194,7 @@ def _score_of_some(
     """The score of a language, script, range of lengths or label, or of written answers, by its name."""
     found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
     if trainer.samples is not None and (trainer.args.metrics or name.removeprefix(WORST).startswith(WRITTEN)):
-        answers = answers_to(trainer, trainer.samples)
+        answers = _texts(trainer, answers_to(trainer, trainer.samples))
         found = replace(found, written=scores_of_samples(trainer, trainer.samples, answers, draws=0))
     return {each: score for each, score in named_scores(found).items() if each == name}
 
@@ -216,7 +215,8 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     mine = of_rank if trainer.launch.measures_rows else None  # others have measured the same rows
     of_all = [each for each in collectives.gather_from_all(mine) if each is not None]
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
-    return [*in_order(row_numbers, results, len(dataset)), *trainer.objective.known(dataset)]
+    of_rows = in_order(row_numbers, results, len(dataset))
+    return [*of_rows, *trainer.objective.known(dataset, of_rows)]
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -304,7 +304,8 @@ def _log_probs(trainer: TaskTrainer, dataset: Dataset, made_from: list[object]) 
     if not all(collectives.gather_from_all(folder is not None)):
         logger.info("Measuring the answers of %s rows by the model before training", f"{len(dataset):,}")
         log_probs = measured_rows(trainer, dataset)[0]
-        folder = build_once("reference", parts, "The reference", partial(_write, log_probs))
+        build_once("reference", parts, "The reference", partial(_write, log_probs))
+        return log_probs  # equal on all nodes, also where a disk has older numbers
     assert folder is not None
     found: np.ndarray = np.load(folder / _REFERENCE)
     return found

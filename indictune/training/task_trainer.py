@@ -95,7 +95,7 @@ class TaskTrainer(Trainer):
     has_begun = False  # the training
     written: Breakdown | None = None  # scores of its answers
     own_scores: OwnScores | None = None  # by `--metrics`, of the latest evaluation
-    answers_before: list[str] | None = None  # to the samples, of the model before a training on preferences
+    answers_before: list[list[int]] | None = None  # to the samples, of the model before a training on preferences
     answer_lengths: dict[str, float] | None = None  # mean tokens of the right answers and of those before and after it
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
 

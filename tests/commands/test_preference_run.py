@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -58,23 +59,21 @@ def test_the_verbs_take_a_run_of_pairs(
         assert scored["num_tokens"] == trained["chosen_tokens"]
 
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    lines = [json.dumps(each | {"answer_before": "what it said at first"}) for each in samples]
-    Path("run/samples.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    metrics = json.loads(Path("run/metrics.json").read_text(encoding="utf-8"))
-    metrics["answer_lengths"] = {"before": 7.5, "after": 99.25}
-    Path("run/metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    lengths = json.loads(Path("run/metrics.json").read_text(encoding="utf-8"))["answer_lengths"]
+    assert 0 < lengths["before"] <= 4  # --max_new_tokens
     page = write_report([Path("run")]).read_text(encoding="utf-8")
     (worst, *_) = json.loads(Path("run/mistakes.json").read_text(encoding="utf-8"))["eval"]
     row = json.loads(Path("validation.jsonl").read_text(encoding="utf-8").splitlines()[worst["number"]])
     assert (worst["text"], worst["chosen"], worst["rejected"]) == (row["prompt"], row["chosen"], row["rejected"])
     mean = f"<td>{trained['chosen_tokens'] / 53:.1f}</td>"
-    for part in (row["chosen"], row["rejected"], mean, "<td>7.5</td>", "<td>99.2</td>", "what it said at first"):
+    written = [f"<td>{lengths[name]:.1f}</td>" for name in ("reference", "before", "after")]
+    for part in (row["chosen"], row["rejected"], mean, *written, *(escape(each["answer_before"]) for each in samples)):
         assert part in page
 
     assert write_without_texts(Path("run"), Path("public"))
     public = Path("public/report.html").read_text(encoding="utf-8")
     assert mean in public
-    assert not any(text in public for text in (row["chosen"], row["rejected"], "what it said at first"))
+    assert not any(text in public for text in (row["chosen"], row["rejected"], samples[0]["reference"]))
 
     assert main(["push", "merged", "me/pairs"]) == 0
     found = BLOCKS.match(server.files["README.md"].decode())

@@ -79,10 +79,20 @@ def test_several_turns_and_a_system_message_are_the_prompt() -> None:
         ([{"chosen": [USER, GOOD], "rejected": [USER, GOOD, USER, BAD]}], "p.jsonl:1 prompts-differ"),
         ([PAIR | {"rejected": "g"}], "p.jsonl:1 answers-equal"),
         ([PAIR | {"score_chosen": 1, "score_rejected": 1}] * 2, "p.jsonl scores-equal"),
+        ([PAIR | {"rejected": ""}], "p.jsonl:1 answer-missing"),
+        ([{"chosen": "They are good.", "rejected": "This is bad."}], "p.jsonl:1 no-prompt"),
+        ([{"question": "q", "chosen": "It is g", "rejected": "It is b"}], "p.jsonl:1 prompt-of-another-name"),
     ],
 )
 def test_what_is_no_pair_is_refused_by_name(rows: list[dict[str, Any]], problem: str) -> None:
     assert problems_raised(lambda: loaded(*rows)) == [f"--train_file {problem}"]
+
+
+def test_pairs_of_the_training_that_are_held_out_the_other_way_round_are_found() -> None:
+    Path("v.jsonl").write_text(json.dumps({"prompt": "q", "chosen": "b", "rejected": "g"}) + "\n", encoding="utf-8")
+    one_scored = PAIR | {"prompt": "r", "score_chosen": 1, "score_rejected": 1}
+    found = loaded(PAIR, one_scored, validation_file="v.jsonl").findings
+    assert [(each.name, each.count) for each in found] == [("swapped_pairs", 1), ("swapped_pairs", 1)]
 
 
 def test_swapped_repeated_and_length_biased_pairs_are_found() -> None:
@@ -105,8 +115,9 @@ def tokens(
     made = made_by(table.to_batches(), tokenizer, template, max_length, False, bad)
     read: list[dict[str, Any]] = pa.Table.from_batches(made, schema).to_pylist()
     for row in read:
-        counted = [token for token in row["labels"] if token != -100]
-        row["answers"] = str(tokenizer.decode(counted, skip_special_tokens=True)).split()
+        for name, labels in (("answers", row["labels"]), ("others", row.get("other_labels", []))):
+            counted = [token for token in labels if token != -100]
+            row[name] = str(tokenizer.decode(counted, skip_special_tokens=True)).split()
     return read
 
 
@@ -152,7 +163,7 @@ def test_marked_answers_of_both_layouts_are_read(key: str) -> None:
         ([chat("g", True)] * 2, "p.jsonl marks-equal"),
         ([chat("g", False)] * 2, "p.jsonl marks-equal"),
         ([chat("g", True), chat("b", False), chat("c", "maybe")], "p.jsonl:3 mark-missing"),
-        ([PAIR], "p.jsonl:1 rows-without-marks"),
+        ([PAIR | {"label": True}], "p.jsonl:1 rows-of-pairs"),
         ([{"messages": [USER, GOOD]}], "p.jsonl:1 rows-without-marks"),
     ],
 )
@@ -170,5 +181,6 @@ def test_a_marked_answer_has_one_to_another_prompt() -> None:
     split = loaded_rated(*(chat(text, text != "two", prompt) for text, prompt in rows))
     made = tokens(split, answer_pairs.tokenised_rated, answer_pairs.RATED_TOKENS)
     pairs = ["onethree", "twothree", "threetwo", "fourtwo", "fivefour"]
-    assert ["".join(row["answers"]) for row in made] == pairs
+    assert ["".join(row["answers"] + row["others"]) for row in made] == pairs
+    assert all(row["length"] == len(row["input_ids"]) == len(row["labels"]) for row in made)
     assert [row["is_good"] for row in made] == [1, 0, 1, 1, 1]

@@ -201,6 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     [
         pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
         pytest.param("pairs", "single", 1, marks=pytest.mark.more),
+        pytest.param("reward", "single", 1, marks=pytest.mark.more),
         *(pytest.param(name, "single", 1, marks=pytest.mark.slow) for name in ("regression", "multi_label")),
     ],
 )
@@ -227,8 +228,10 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     lines, of_run_lines = (lines_of(folder) for folder in (tmp_path / "out", trained.folder))
     assert [line["number"] for line in lines] == list(range(53))
     for line, of_run_line in zip(lines, of_run_lines, strict=True):
-        assert {key: line[key] for key in SAME} == {key: of_run_line[key] for key in SAME}
-        if name != "regression":
+        assert {key: line.get(key) for key in SAME} == {key: of_run_line.get(key) for key in SAME}
+        if name == "reward":
+            assert line["reward_margin"] == pytest.approx(of_run_line["reward_margin"], abs=1e-5)
+        elif name != "regression":
             assert line["predicted"] == of_run_line["predicted"]
 
 
@@ -310,6 +313,8 @@ def test_transformers_alone_computes_the_rewards_of_a_saved_model(runs: dict[str
     folder = runs["reward"]("single", 1, "--per_device_train_batch_size", "24").folder
     validation = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
     rows = [json.loads(line) for line in Path(validation).read_text(encoding="utf-8").splitlines()]
+    refused = start([*python(), "indictune/__main__.py", "predict", str(folder), "--text", "good"])
+    assert (refused.returncode, refused.stderr.strip()[-28:]) == (2, "[model-rates-conversations]"[-28:])
     classify: Any = pipeline("text-classification", str(folder))
     for row, line in zip(rows[:5], lines_of(folder), strict=False):
         chat = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["chosen"]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_classifier
 from indictune.tasks.kto import MarkedAnswers, RatedLoss
 from indictune.tasks.reward import PairRewards
+from indictune.training.evaluation import measured_rows
 from indictune.training.exact_trainer import IndicTrainer
 from tests.tasks.test_preferences import (
     RATE,
@@ -40,16 +42,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def rated_rows() -> Dataset:
-    """The better answers of `pair_rows`, some of them marked bad, each with that of the row before."""
+    """The better answers of `pair_rows`, one marked bad. Each prompt also has the answer of the row before."""
     rows, made = list(pair_rows()), []
     for number, row in enumerate(rows):
         end, before = row["chosen_length"], rows[number - 1]
         begins = [next(place for place, label in enumerate(each["labels"]) if label != -100) for each in (row, before)]
-        parts = {
-            name: row[name][:end] + row[name][: begins[0]] + before[name][begins[1] : before["chosen_length"]]
-            for name in ("input_ids", "labels")
+        own = {name: row[name][:end] for name in ("input_ids", "labels")}
+        others = {
+            f"other_{name}": row[name][: begins[0]] + before[name][begins[1] : before["chosen_length"]] for name in own
         }
-        made.append(row | parts | {"length": len(parts["labels"]), "is_good": int(number != 2)})
+        made.append(own | others | {"length": end, "language": row["language"], "is_good": int(number != 2)})
     return Dataset.from_list(made)
 
 
@@ -57,9 +59,11 @@ def plain_kto(policy: Any, frozen: Any, rows: Dataset) -> tuple[torch.Tensor, fl
     """The mean loss as the paper writes it, and the estimate of the divergence."""
     ratios = []
     for row in rows:
+        both = {name: row[name] + row[f"other_{name}"] for name in ("input_ids", "labels")}
+        both["chosen_length"] = row["length"]
         with torch.no_grad():
-            before = [log_prob for log_prob, _ in answers_alone(frozen, row)]
-        ratios.append([now - then for (now, _), then in zip(answers_alone(policy, row), before, strict=True)])
+            before = [log_prob for log_prob, _ in answers_alone(frozen, both)]
+        ratios.append([now - then for (now, _), then in zip(answers_alone(policy, both), before, strict=True)])
     divergence = max(0.0, float(np.mean([other.item() for _, other in ratios])))
     losses = []
     for (own, _), good in zip(ratios, rows["is_good"], strict=True):
@@ -91,6 +95,22 @@ def test_kto_is_that_of_plain_torch(base: str, tmp_path: Path) -> None:
     found, (loss, _) = trainer.detailed_metrics["eval"], plain_kto(policy, frozen, rows)
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert found["good_tokens"] + found["bad_tokens"] == sum(1 + number % 3 for number in range(5))
+
+
+def test_scores_of_some_rows_are_those_of_all(base: str, tmp_path: Path) -> None:
+    """The lines of a large file are made in parts. A group without good answers has no reward of them."""
+    rows = rated_rows()
+    trainer = pair_trainer(base, tmp_path, rows, KTO, learning_rate=0.3)
+    trainer.train()
+    results = measured_rows(trainer, rows)
+    whole = list(trainer.objective.predictions(rows, results))
+    parts = (trainer.objective.predictions(rows.select([at]), [each[[at]] for each in results]) for at in range(5))
+    assert [line for part in parts for line in part] == list(map(pytest.approx, whole))
+    found = trainer.objective.breakdown(rows, results)
+    assert len({each["loss"] for each in whole}) == 5
+    only_bad = trainer.objective.breakdown(rows.select([2]), [each[[2]] for each in results])
+    assert math.isnan(only_bad.overall.scores["chosen_reward"].value)
+    assert not math.isnan(found.overall.scores["chosen_reward"].value)
 
 
 @pytest.mark.parametrize("settings", [*SPLITS, {"method": "lora"}], ids=str)

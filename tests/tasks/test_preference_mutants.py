@@ -1,4 +1,4 @@
-"""The tests of test_preferences.py fail a loss with one thing broken."""
+"""The tests of test_preferences.py and test_kto.py fail a loss with one thing broken."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import torch
 
 from indictune.data.collation import IGNORED_LABEL, PairRows
 from indictune.tasks.preferences import PairLoss, Preferences
+from indictune.tasks.reward import BradleyTerryLoss
+from indictune.training import evaluation
 from indictune.training.chat_trainer import LlamaTrainer
-from tests.tasks import test_preferences
+from tests.tasks import test_kto, test_preferences
 from tests.tasks.test_preferences import base  # noqa: F401, a fixture
 
-Patch = Callable[[type[Any], str, Callable[..., Any]], None]
+Patch = Callable[[Any, str, Callable[..., Any]], None]
 
 IN_PLAIN_TORCH = test_preferences.test_losses_and_gradients_are_those_of_plain_torch
 IN_MICRO_BATCHES = partial(
     test_preferences.test_micro_batches_and_padding_change_nothing, settings={"per_device_train_batch_size": 2}
+)
+IN_MICRO_BATCHES_OF_KTO = partial(
+    test_kto.test_micro_batches_and_padding_change_nothing_in_kto, settings={"per_device_train_batch_size": 2}
 )
 
 
@@ -69,15 +74,34 @@ def exchanged_answers(patch: Patch) -> None:
     patch(PairLoss, "each", lambda self, *of_both: each(self, *(values.flip(1) for values in of_both)))
 
 
+def divergence_of_a_micro_batch(patch: Patch) -> None:
+    """KTO compares all rewards of a step with those of its first micro-batch."""
+    whole = evaluation.measure_divergence
+
+    def of_first(trainer: Any, objective: Any, batches: list[dict[str, Any]]) -> None:
+        whole(trainer, objective, batches[:1])
+        for batch in batches[1:]:
+            del batch["others"]
+
+    patch(evaluation, "measure_divergence", of_first)
+
+
+def exchanged_rewards(patch: Patch) -> None:
+    """A reward model learns that the rejected answer is the better one."""
+    each = BradleyTerryLoss.each
+    patch(BradleyTerryLoss, "each", staticmethod(lambda rewards: each(rewards.flip(1))))
+
+
 @pytest.mark.parametrize(
     ("mutant", "shown"),
     [
         (reference_not_frozen, partial(IN_PLAIN_TORCH, name="sigmoid")),
         (averaged_log_probabilities, partial(IN_PLAIN_TORCH, name="sigmoid")),
-        # Both answers have the same prompt: a plain difference of sums is without it.
         (counted_prompts, partial(IN_PLAIN_TORCH, name="ipo")),
         (exchanged_answers, partial(IN_PLAIN_TORCH, name="sigmoid")),
         (mean_of_means, IN_MICRO_BATCHES),
+        (divergence_of_a_micro_batch, IN_MICRO_BATCHES_OF_KTO),
+        (exchanged_rewards, test_kto.test_a_reward_model_learns_as_in_plain_torch),
     ],
 )
 def test_a_broken_loss_is_seen(

@@ -15,10 +15,13 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments
+from indictune.config.recipe import Recipe
+from indictune.errors import Problems
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
-from indictune.tasks.kto import MarkedAnswers, RatedLoss
-from indictune.tasks.preferences import PairLoss, Preferences
+from indictune.preflight.derive import make_plan
+from indictune.tasks.kto import MarkedAnswers, RatedAnswers, RatedLoss
+from indictune.tasks.preferences import PairLoss, Preference, Preferences
 from indictune.training.chat_trainer import LlamaTrainer
 from indictune.training.task_trainer import TaskTrainer
 from tests.training.tiny import VOCABULARY, tiny_llama, trained_weights
@@ -233,3 +236,34 @@ def test_an_evaluation_counts_each_pair_once(base: str, tmp_path: Path) -> None:
     of_hindi = [loss for loss, row in zip(losses, rows, strict=True) if row["language"] == "hi"]
     assert found["per_language"]["hi"]["loss"] == pytest.approx(sum(of_hindi) / len(of_hindi), rel=1e-4)
     assert (found["chosen_tokens"], found["rejected_tokens"]) == (9, 18)
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "found"),
+    [
+        (
+            Preference(),
+            {"beta": 0.0, "sft_weight": -1.0},
+            {"--beta": "not-above-zero", "--sft_weight": "sft-weight-negative"},
+        ),
+        (
+            Preference(),
+            {"preference_loss": "robust", "flipped_share": 0.5},
+            {"--flipped_share": "flipped-share-out-of-range"},
+        ),
+        (Preference(), {"flipped_share": 0.1}, {"--flipped_share": "no-effect"}),
+        (Preference(), {"preference_loss": "ipo", "length_normalised": True}, {"--length_normalised": "no-effect"}),
+        (
+            RatedAnswers(),
+            {"beta": -1.0, "undesirable_weight": 0.0},
+            {"--beta": "not-above-zero", "--undesirable_weight": "not-above-zero"},
+        ),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused_together(
+    base: str, task: Any, flags: dict[str, Any], found: dict[str, str]
+) -> None:
+    values = {"model_name_or_path": base, "output_dir": "out", "train_file": "p.jsonl", **flags}
+    plan, problems = make_plan(Recipe(values, Problems()), {}, task)
+    codes = {each.flag: each.code for each in (*problems, *task.check(plan))}
+    assert found.items() <= codes.items()

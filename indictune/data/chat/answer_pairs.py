@@ -19,6 +19,7 @@ from indictune.data.chat import chat_tokens
 from indictune.data.chat.chat_tokens import BATCH_ROWS, Ids, add_bad, add_cut, answer_writer, encode
 from indictune.data.chat.conversations import SCHEMA, Conversations, is_pair
 from indictune.data.chat.messages import (
+    PROMPT_NAMES,
     RATINGS,
     SCORES,
     Message,
@@ -43,7 +44,8 @@ _SUSPICIOUS = {
 }
 _MANY_LONGER = 0.65  # of pairs, whose better answer is the longer one
 TOKENS = pa.schema([*chat_tokens.SCHEMA, pa.field("chosen_length", pa.int32())])
-RATED_TOKENS = pa.schema([*TOKENS, pa.field("is_good", pa.int8())])
+_OTHER = [pa.field(f"other_{name}", chat_tokens.SCHEMA.field(name).type) for name in ("input_ids", "labels")]
+RATED_TOKENS = pa.schema([*chat_tokens.SCHEMA, *_OTHER, pa.field("is_good", pa.int8())])
 
 
 class Pairs(Conversations):
@@ -60,7 +62,7 @@ class Pairs(Conversations):
     def records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
         """With the prompt of texts that begin alike; raises `UserError` if the first row is no pair."""
         for number, (line, record) in enumerate(chat_records(rows, bad, names)):
-            if number == 0 and not is_pair(record):
+            if number == 0 and not {"chosen", "rejected"} <= record.keys():
                 raise UserError("rows-without-pairs", value=bad.location(line), keys=", ".join(map(str, record)))
             yield line, with_prompt(record)
 
@@ -68,6 +70,8 @@ class Pairs(Conversations):
     def columns_of(record: Row) -> dict[str, Any]:
         if not is_pair(record):
             raise RowError("answer-missing", keys=", ".join(map(str, record)))
+        if (name := _other_prompt(record)) is not None:
+            raise RowError("prompt-of-another-name", name=name)
         shared = {key: value for key, value in record.items() if key not in ("messages", *SCORES)}
         chosen, rejected = (messages_of(shared | {"chosen": record[side]}) for side in ("chosen", "rejected"))
         if chosen[:-1] != rejected[:-1]:
@@ -83,31 +87,35 @@ class Pairs(Conversations):
     def findings(rows: Mapping[str, Pairs]) -> list[Finding]:
         """What is suspicious in pairs, by split. Raises `UserError` if the scores of a file prefer no answer."""
         found = Conversations.findings(rows)
-        for split in rows.values():
-            margins, chats = split.table["margin"], split.table["messages"].to_pylist()
-            if margins.null_count < len(margins) and pc.all(pc.equal(margins, 0)).as_py():
+        texts = {name: list(split.answers()) for name, split in rows.items()}
+        here = {name: text_keys(map(BETWEEN_TEXTS.join, each)) for name, each in texts.items()}
+        everywhere = np.concatenate(list(here.values()))
+        for name, split in rows.items():
+            margins = split.table["margin"]
+            if margins.null_count == 0 and pc.all(pc.equal(margins, 0)).as_py():
                 raise UserError("scores-equal", split.origin, split.source)
-            worse = split.table["rejected"].to_pylist()
-            texts = [(*(each["content"] for each in chat), other) for chat, other in zip(chats, worse, strict=True)]
-            exchanged = [(*prompt, other, better) for *prompt, better, other in texts]
-            here, swapped = (text_keys(map(BETWEEN_TEXTS.join, each)) for each in (texts, exchanged))
-            longer = sum(len(each[-2]) > len(each[-1]) for each in texts)
+            swapped = text_keys(BETWEEN_TEXTS.join((*prompt, other, better)) for *prompt, better, other in texts[name])
+            longer = sum(len(each[-2]) > len(each[-1]) for each in texts[name])
             counts = {
-                "swapped_pairs": int(np.isin(here, swapped).sum()),
+                "swapped_pairs": int(np.isin(swapped, everywhere).sum()),
                 "worse_scored": pc.sum(pc.less(margins, 0)).as_py() or 0,
                 "longer_chosen": longer if longer > _MANY_LONGER * len(split) else 0,
             }
-            for name, count in counts.items():
+            for what, count in counts.items():
                 share = f"{count:,} of {len(split):,} pairs ({count / len(split):.1%})"
-                note = f"{split.origin} {split.source}: {share} {_SUSPICIOUS[name]}."
-                found.append(Finding(name, count, len(split), note))
+                note = f"{split.origin} {split.source}: {share} {_SUSPICIOUS[what]}."
+                found.append(Finding(what, count, len(split), note))
         return found
+
+    def answers(self) -> Iterator[tuple[str, ...]]:
+        """The contents of each row's messages, and the worse answer."""
+        for chat, rejected in zip(self.table["messages"], self.table["rejected"], strict=True):
+            yield (*(each["content"] for each in chat.as_py()), rejected.as_py())
 
     @property
     def texts(self) -> Iterator[str]:
-        """The contents of each row's messages and of the worse answer, with `BETWEEN_TEXTS` between them."""
-        rejected = (each.as_py() for each in self.table["rejected"])
-        return map(BETWEEN_TEXTS.join, zip(super().texts, rejected, strict=True))
+        """`answers` with `BETWEEN_TEXTS` between them."""
+        return map(BETWEEN_TEXTS.join, self.answers())
 
 
 class Rated(Conversations):
@@ -120,7 +128,7 @@ class Rated(Conversations):
     @staticmethod
     def records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Iterator[Record]:
         """Raises `UserError` if the first row is not marked."""
-        for number, (line, record) in enumerate(chat_records(rows, bad, names)):
+        for number, (line, record) in enumerate(Conversations.records(rows, bad, names)):
             if number == 0 and not any(record.get(key) is not None for key in RATINGS):
                 raise UserError("rows-without-marks", value=bad.location(line), keys=", ".join(map(str, record)))
             yield line, record
@@ -164,13 +172,19 @@ def with_prompt(row: Row) -> Row:
     Texts of hh-rlhf become messages.
     """
     sides = row.get("chosen"), row.get("rejected")
-    if row.get("prompt") is not None or not all(isinstance(each, str) for each in sides):
+    if row.get("prompt") is not None or not all(isinstance(each, str) for each in sides) or _other_prompt(row):
         return row
     if all(_HH.match(str(each)) for each in sides):
         return row | {name: _turns(str(row[name])) for name in ("chosen", "rejected")}
     shared = commonprefix([str(each) for each in sides])  # noqa: RUF071, characters are meant
-    end = max(shared.rfind(" "), shared.rfind("\n"))
+    end = max(shared.rfind(" "), shared.rfind("\n"), 0)
     return row | {"prompt": shared[:end], "chosen": str(sides[0])[end:], "rejected": str(sides[1])[end:]}
+
+
+def _other_prompt(row: Row) -> str | None:
+    """The column that seems to hold the prompt of a row without `prompt`; None without any."""
+    held = [name for name in PROMPT_NAMES if isinstance(row.get(name), str) and str(row[name]).strip()]
+    return None if row.get("prompt") is not None else next(iter(held), None)
 
 
 def _turns(text: str) -> list[Message]:
@@ -206,7 +220,7 @@ def tokenised_pairs(
         kept = list[tuple[int, list[Ids], list[Ids], int]]()
         for number, row in enumerate(written):
             own = slice(2 * number, 2 * number + 2)
-            full_length = max(map(len, ids[own]))
+            full_length = max(map(len, ids[own][: 2 if schema is TOKENS else 1]))
             cut_ids, cut_labels = ([each[:max_length] for each in side[own]] for side in (ids, labels))
             if _is_usable(cut_ids, cut_labels, are_pairs=schema is TOKENS):
                 kept.append((row, cut_ids, cut_labels, full_length))
@@ -226,7 +240,7 @@ def _is_usable(ids: Sequence[Ids], labels: Sequence[Ids], are_pairs: bool) -> bo
 
 
 def tokenised_rated(batches: Iterable[pa.RecordBatch], *of_pairs: Any) -> Iterator[pa.RecordBatch]:
-    """As `tokenised_pairs`, in rows of `RATED_TOKENS`: an answer, and in place of a worse one that to another prompt.
+    """As `tokenised_pairs`, in rows of `RATED_TOKENS`: an answer, and the same prompt with that to another one.
 
     The latter is the answer before it in the file. TRL (1.16) takes one of the same micro-batch.
     """
@@ -234,7 +248,7 @@ def tokenised_rated(batches: Iterable[pa.RecordBatch], *of_pairs: Any) -> Iterat
 
 
 def _with_other_answers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add a column `rejected`: the nearest earlier answer to another prompt; at the beginning, the first later one."""
+    """Add a column `other`: the nearest earlier answer to another prompt; at the beginning, the first later one."""
     before, other = list[Message](), Message()
     for batch in batches:
         chats, others = batch["messages"].to_pylist(), []
@@ -245,14 +259,15 @@ def _with_other_answers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
                 other = before[-1]
             before = [*prompt, answer]
             others.append(other["content"])
-        yield batch.append_column("rejected", pa.array(others, pa.string()))
+        yield batch.append_column("other", pa.array(others, pa.string()))
 
 
 def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> dict[int, list[Written]]:
     """Row of the batch -> the texts of both conversations, with the characters of their last answer."""
     written = dict[int, list[Written]]()
-    for row, (messages, rejected) in enumerate(zip(*(batch[name].to_pylist() for name in _ANSWERS), strict=True)):
-        other = [*messages[:-1], {"role": "assistant", "content": rejected}]
+    second = batch["other" if "other" in batch.schema.names else "rejected"]
+    for row, (messages, answer) in enumerate(zip(batch["messages"].to_pylist(), second.to_pylist(), strict=True)):
+        other = [*messages[:-1], {"role": "assistant", "content": answer}]
         try:
             sides = [_last_answer(writer, each) for each in (messages, other)]
         except RowError as error:
@@ -267,9 +282,6 @@ def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> dict[
     return written
 
 
-_ANSWERS = ("messages", "rejected")
-
-
 def _last_answer(writer: ChatWriter, messages: Sequence[Message]) -> Written:
     text, spans = writer.write(messages)[-1]
     start = len(writer.text(messages[:-1], open_answer=True))
@@ -281,14 +293,18 @@ def _columns(
 ) -> pa.RecordBatch:
     numbers, ids, labels, full_lengths = zip(*kept, strict=True)
     rows = batch.take(pa.array(numbers))
-    made = {
-        "input_ids": [np.concatenate(each) for each in ids],
-        "labels": [np.concatenate(each) for each in labels],
-        "length": [sum(map(len, each)) for each in ids],
+    made: dict[str, Any] = {
         "full_length": full_lengths,
         "language": rows["language"],
         "rows": [[first + number] for number in numbers],
-        "chosen_length": [len(chosen) for chosen, _ in ids],
-        "is_good": rows["is_good"].cast(pa.int8()) if schema is RATED_TOKENS else None,
     }
+    columns = {"input_ids": ids, "labels": labels}
+    if schema is TOKENS:
+        made |= {name: [np.concatenate(each) for each in column] for name, column in columns.items()}
+        made["chosen_length"] = [len(chosen) for chosen, _ in ids]
+    else:
+        made |= {name: [own for own, _ in column] for name, column in columns.items()}
+        made |= {f"other_{name}": [other for _, other in column] for name, column in columns.items()}
+        made["is_good"] = rows["is_good"].cast(pa.int8())
+    made["length"] = list(map(len, made["input_ids"]))
     return pa.record_batch([pa.array(made[field.name], field.type) for field in schema], schema=schema)

@@ -283,8 +283,8 @@ def add_cut(
 
 def add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:
     """Add a row of a batch."""
-    messages, line = (batch[name][row].as_py() for name in ("messages", "line"))
-    bad.add(line, code, {"messages": messages}, **details)
+    kept = [name for name in ("messages", "rejected", "is_good") if name in batch.schema.names]
+    bad.add(batch["line"][row].as_py(), code, {name: batch[name][row].as_py() for name in kept}, **details)
 
 
 def _columns(

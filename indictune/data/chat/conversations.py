@@ -100,10 +100,13 @@ def chat_sources(
     return {split: _renamed(source, names) for split, source in sources.items()}
 
 
-def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
+def evaluated_file(
+    path: str, columns: str | None = None, rows_type: type[Conversations] = Conversations
+) -> dict[str, ChatSource]:
     """The source of `--test_file`, a json, jsonl or parquet file; raises as `parse_columns`."""
     names = parse_columns(columns)
-    read = partial(_without_pairs, names=names, code="pairs-not-scored")
+    of_answers = partial(_without_pairs, code="pairs-not-scored")
+    read = partial(of_answers if rows_type is Conversations else rows_type.records, names=names)
     return {"test": _renamed(file_source(path, "--test_file", read), names)}
 
 

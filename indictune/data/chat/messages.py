@@ -271,6 +271,7 @@ _ALIASES = {
     "instruction": ("question", "query", "prompt", "task", "problem", "user", "human", "input"),
     "output": ("response", "answer", "completion", "target", "solution", "assistant", "reply", "outputs"),
 }
+PROMPT_NAMES = ("instruction", *_ALIASES["instruction"])
 _KNOWN = [*dict.fromkeys(key for form, others in FORMS.items() for key in (*form, *others)), "instances"]
 _FIRST_ROWS = 1_000
 _MAX_NAMED = 20
