@@ -160,7 +160,8 @@ class CardFacts:
     @property
     def reading(self) -> dict[str, Any]:
         """How the model reads texts, if otherwise than by cutting single ones: see `note_reading`."""
-        return self.config.get(READING_KEY) or {}
+        found = self.config.get(READING_KEY) or {}
+        return {} if "task" in found else found  # of whole conversations
 
     @property
     def labels(self) -> list[str]:

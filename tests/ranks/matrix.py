@@ -201,7 +201,10 @@ KINDS = {
         partial(write_pairs_job, marked=True),
         {name: test_llama.METHODS[method] for name, method in METHODS.items()},
         {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
-        {"activation checkpointing": _CHECKPOINTING},
+        {
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", "200"), _IGNORED),
+        },
         _AT_ONCE,
         stopped_at=6,
         loss_read_anew=loss_of_marked,

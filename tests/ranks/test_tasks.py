@@ -314,7 +314,8 @@ def test_transformers_alone_computes_the_rewards_of_a_saved_model(runs: dict[str
     validation = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
     rows = [json.loads(line) for line in Path(validation).read_text(encoding="utf-8").splitlines()]
     refused = start([*python(), "indictune/__main__.py", "predict", str(folder), "--text", "good"])
-    assert (refused.returncode, refused.stderr.strip()[-28:]) == (2, "[model-rates-conversations]"[-28:])
+    assert refused.returncode == 2
+    assert "[model-rates-conversations]" in refused.stderr
     classify: Any = pipeline("text-classification", str(folder))
     for row, line in zip(rows[:5], lines_of(folder), strict=False):
         chat = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["chosen"]}]
