@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.checkable_pairs import GROUPS, HELD_OUT, KINDS, TRAIN, Row, is_good, language_of, pairs
 from benchmarks.preferences import good_answers
+from docs import preference_tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,3 +79,9 @@ def test_a_language_needs_more_of_its_small_words_than_any_other() -> None:
     assert language_of("The capital is Rome.") == "en"
     assert language_of("La") is None
     assert language_of("") is None
+
+
+def test_the_page_has_the_figures_of_the_newest_result_file() -> None:
+    page = preference_tables.PAGE.read_text(encoding="utf-8")
+    assert page == preference_tables.page_with_tables(), "stale: type `python -m docs.generate`"
+    assert page.count("| all | ") == 3
