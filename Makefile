@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each environment keeps what DeepSpeed compiles in it. In a folder that they share, each would compile it again.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/operators
 
-.PHONY: install demo demo-small weights demo-llama demo-smollm2 test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
+.PHONY: install demo demo-small weights demo-llama demo-smollm2 demo-dpo test test-quick test-more test-all test-faults test-gpu test-upstream matrix bench docs lint clean
 
 install: $(DEV)  ## make .venv, with everything that a run, a server and the tests need
 
@@ -50,6 +50,12 @@ demo-smollm2: $(STAMP) outputs/smollm2  ## the same with the weights of SmolLM2-
 	$(BIN)/indictune train recipes/llama/demo.yaml --model_name_or_path outputs/smollm2 --method lora \
 		--chat_template chatml --packing false --max_length 512 --max_steps 20 --learning_rate 5e-4 \
 		--per_device_eval_batch_size 4 --num_sample_generations 2 --output_dir outputs/demo_smollm2
+
+demo-dpo: $(STAMP) outputs/smollm2  ## teach SmolLM2-135M which of two answers is better, and count its good answers: some minutes
+	rm -rf outputs/demo_dpo
+	$(BIN)/python -m benchmarks.preferences --write outputs/preference_pairs
+	$(BIN)/indictune train recipes/llama/preferences_smollm2.yaml --model_name_or_path outputs/smollm2
+	$(BIN)/python -m benchmarks.preferences --count outputs/demo_dpo
 
 outputs/smollm2: | $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt gguf

@@ -1,4 +1,4 @@
-"""Run task $TASK (`sentiment` or `llama`) on one rank, and count the bytes that each step sends, and those it keeps.
+"""Run task $TASK (`sentiment`, `llama`, `dpo`) on one rank, and count the bytes that each step sends and keeps.
 
 `benchmarks/communication.py`, `benchmarks/axes.py` and `benchmarks/plan.py` start it. It writes
 `$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings, and `$PEAK` measures the peak of memory.
@@ -30,6 +30,7 @@ from indictune.planning.rank_weights import layer_widths
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.preferences import Preference
 from indictune.tasks.protocol import Task
 from indictune.training import run_task
 
@@ -126,7 +127,8 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Run the task with the callback `CountBytes`."""
-    task: Task[Any, Any, Any] = Chat() if os.environ.get("TASK") == "llama" else Classification()
+    of_name: dict[str, Task[Any, Any, Any]] = {"llama": Chat(), "dpo": Preference()}
+    task = of_name.get(os.environ.get("TASK", ""), Classification())
     train = vars(run_task)["train_model"]
 
     def count_and_train(trainer: Any, *args: Any) -> Any:

@@ -3,6 +3,7 @@
 README.md and docs/strategies.md get the tables of strategy files. docs/strategies.md also gets the method matrix and
 the plans of typical runs. The headers of recipes get the memory that they need, and docs/published.md is made of some.
 docs/models.md and docs/datasets.md are made of what tests found, and docs/quickstart.md has the measured installs.
+docs/scale.md and docs/preferences.md have tables of result files.
 """
 
 from __future__ import annotations
@@ -24,28 +25,21 @@ from docs import (
     method_matrix,
     models_table,
     plan_tables,
+    preference_tables,
     published,
     recipe_memory,
     scale_tables,
     strategy_files,
 )
 from indictune.commands import VERBS
+from indictune.config.command_line import SCRIPTS
 from indictune.errors import catalogue, in_capitals
-from indictune.tasks.chat import CausalText, Chat
-from indictune.tasks.classification import Classification
-from indictune.tasks.raw_text import MaskedText
-from indictune.tasks.tokens import TokenClassification
+from indictune.tasks.all_tasks import TASKS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 FLAGS_FILE = ROOT / "indictune/config/flags.json"
-TRAINING: dict[str, tuple[type[Any], ...]] = {
-    "scripts/train_sentiment.py": Classification.arguments,
-    "scripts/train_tokens.py": TokenClassification.arguments,
-    "scripts/train_llama.py": Chat.arguments,
-    "scripts/train_mlm.py": MaskedText.arguments,
-    "scripts/train_clm.py": CausalText.arguments,
-}
+TRAINING = {f"scripts/{SCRIPTS[task.name]}": task.arguments for task in TASKS}
 COMMANDS: dict[str, type[Any]] = {
     verb: arguments
     for verb in VERBS
@@ -223,8 +217,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def flags_file() -> str:
     """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
-    tasks = (Classification, TokenClassification, Chat, MaskedText, CausalText)
-    programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in tasks}
+    programs: dict[str, tuple[type[Any], ...]] = {each.name: each.arguments for each in TASKS}
     programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
     entries: dict[tuple[str, ...], list[str]] = {}
     for program, classes in programs.items():
@@ -267,6 +260,7 @@ def main() -> None:
     plan_tables.PAGE.write_text(plan_tables.with_plans(text), encoding="utf-8")
     install_sizes.PAGE.write_text(install_sizes.page_with_sizes(), encoding="utf-8")
     scale_tables.PAGE.write_text(scale_tables.page_with_tables(), encoding="utf-8")
+    preference_tables.PAGE.write_text(preference_tables.page_with_tables(), encoding="utf-8")
     recipe_memory.write_headers()
 
 

@@ -25,6 +25,7 @@ REASONS = {
     "no-tensor-plan": "cannot split it",
     "not-under-context": "its rows are short",
     "not-under-tensor": "matrices are split",
+    "pairs-over-context": "its loss is no sum over tokens",
     "quantised-weights-sharded": "4-bit weights stay whole",
 }
 

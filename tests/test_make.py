@@ -66,6 +66,13 @@ def test_the_demo_of_a_llama_says_how_to_take_real_weights(tmp_path: Path) -> No
     assert (" --write_smollm2 outputs/smollm2\n" in commands) == (not (ROOT / "outputs/smollm2").exists())
 
 
+def test_the_demo_of_preferences_writes_pairs_before_it_learns_them(tmp_path: Path) -> None:
+    commands = commands_of(tmp_path, "demo-dpo")
+    written, learned, counted = " --write outputs/preference_pairs\n", " train recipes/llama/pref", " --count outputs/"
+    assert 0 < commands.index(written) < commands.index(learned) < commands.index(counted)
+    assert " --model_name_or_path outputs/smollm2\n" in commands
+
+
 def test_the_tests_take_the_ninja_that_has_compiled_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has one of another version, each would compile again what the other has, two minutes a time."""
     assert shutil.which("ninja") == str(BIN / "ninja")

@@ -11,17 +11,11 @@ import yaml
 
 from docs.recipe_memory import candidate_of, with_memory
 from indictune.config.arguments import (
-    CausalTextArguments,
     DataArguments,
-    IndicTrainingArguments,
-    MaskedTextArguments,
-    ModelArguments,
-    SentimentTrainingArguments,
-    TaggedDataArguments,
 )
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.command_line import SCRIPTS
 from indictune.config.recipe import read_recipe
+from indictune.tasks.all_tasks import TASKS
 
 KNOWN = {field.name for field in dataclasses.fields(DataArguments)}
 RECIPES = [
@@ -29,13 +23,7 @@ RECIPES = [
     for path in sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
     if "text_pair_column" in KNOWN or "text_pair_column" not in path.read_text(encoding="utf-8")
 ]
-TYPES = {
-    "classification": (ModelArguments, DataArguments, SentimentTrainingArguments),
-    "chat": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
-    "tokens": (ModelArguments, TaggedDataArguments, IndicTrainingArguments),
-    "mlm": (ModelArguments, MaskedTextArguments, IndicTrainingArguments),
-    "clm": (LlamaModelArguments, CausalTextArguments, LlamaTrainingArguments),
-}
+TYPES = {task.name: task.arguments for task in TASKS}
 
 
 def task_of(path: Path) -> str:

@@ -9,11 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import yaml
-from datasets import Dataset
 
 from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
@@ -31,6 +30,9 @@ from indictune.errors import Problem, UserError, problem
 from indictune.files import RECIPE, content_digest, json_or_nothing
 from indictune.models.adapters import RECORD, base_of, config_file, other_fingerprint
 from indictune.versions import versions_of_steps
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Of a model's configuration. Not the vocabulary: a tokenizer may have added to it.
 _SHAPE = (
@@ -85,7 +87,8 @@ def validation_digest(dataset: Dataset) -> str:
 
 def _rows_digest(beginning: Sequence[object], dataset: Dataset) -> str:
     digest = hashlib.sha256(json.dumps(beginning).encode())
-    for name in ("length", "input_ids", "labels"):
+    more = ("other_input_ids", "other_labels", "is_good")  # of answers that are marked
+    for name in ("length", "input_ids", "labels", *(each for each in more if each in dataset.column_names)):
         for chunk in dataset.data[name].chunks:
             values = chunk.flatten() if pa.types.is_nested(chunk.type) else chunk
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())

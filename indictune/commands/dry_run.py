@@ -48,7 +48,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     meta = meta_model(plan.model, learned.model_config, task.head, active_rows)
     weights = ModelWeights(meta)
     counts = replace(meta.counts, total=meta.counts.total + weights.unused)
-    longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
+    longest = micro_batch_tokens(plan, max(lengths_of(tokens.train, task.pads(plan))))
     memory = RankMemory(plan, weights).at(longest, plan.training.gradient_accumulation_steps)
     for note in [*strategy.notes_on_file(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)

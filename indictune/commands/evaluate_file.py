@@ -12,12 +12,13 @@ from typing import Any, get_type_hints
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, configuration_of
 from indictune.config.shared_arguments import EvaluationArguments
+from indictune.data.chat.messages import parse_columns
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem
 from indictune.files import METRICS, TEST_FILE, json_or_nothing
 from indictune.models.adapters import config_file
 from indictune.models.load import Model, check_max_length, check_vocabulary, load_tokenizer, positions_of
-from indictune.models.task_models import recorded_reading
+from indictune.models.task_models import READING_KEY, recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.preflight.values import check_long_texts, check_samples, own_scores_of_plan
@@ -64,7 +65,8 @@ def evaluation_of(recipe: Recipe, in_memory: Model | None = None) -> Callable[[R
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]), test_file)
     config = json_or_nothing(config_file(model))  # transformers reports an unreadable file
-    return partial(_evaluate, task_of(config, configuration_of(model).get("task")), in_memory)
+    named = (config.get(READING_KEY) or {}).get("task") or configuration_of(model).get("task")
+    return partial(_evaluate, task_of(config, named), in_memory)
 
 
 def _take_from_training(recipe: Recipe, model: Path) -> None:
@@ -77,6 +79,9 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
+    is_reward_model = configuration.get("task") == "reward"
+    if not is_reward_model and {"chosen", "rejected"} & parse_columns(configuration.get("columns")).keys():
+        del configuration["columns"]  # of pairs; conversations are evaluated
     types = get_type_hints(EvaluationArguments) | {"regression_loss": str, "long_text": str, "txt_documents": str}
     types |= {"delimiter": str, "column_names": list, "quoting": str, "label_column": (str, list), "label_map": list}
     for name in FROM_TRAINING:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
 import torch
 
+from indictune.checkpoint.compatibility import validation_digest
 from indictune.commands import plan_text
 from indictune.commands.plan_text import Ranking
 from indictune.commands.prepare import read_and_tokenise, task_of_flags
@@ -21,6 +22,7 @@ from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import MachineArguments, flag
 from indictune.console_text import printable, shown_bytes
 from indictune.data.batching import lengths_of
+from indictune.data.cache import kept_folder
 from indictune.data.collation import text_lengths
 from indictune.distributed.vocabulary_choice import count_active_rows, with_learned_vocabulary
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
@@ -33,7 +35,12 @@ from indictune.planning.rank_weights import ModelWeights
 from indictune.planning.step_time import RowLengths, flops_of_gpu
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS, task_of
+from indictune.tasks.chat import ChatRows
+from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Flags that name rows.
 _SOURCES = ("train_file", "train_files", "dataset_name")
@@ -157,10 +164,23 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
     tokens, plan = made.tokens, plan.with_max_length(made.tokens.max_length)
     of_rows, of_texts = lengths_of(tokens.train).double(), text_lengths(tokens.train).double()
     attended = float(of_texts.square().sum() / of_texts.sum())
-    lengths = RowLengths(float(of_rows.mean()), int(of_rows.max()), attended, len(tokens.train))
+    longest = lengths_of(tokens.train, task.pads(plan)).max()
     datasets = tokens.train, tokens.validation, tokens.test
+    unread = _unread(plan, task, made.rows, [each for each in datasets if each is not None])
+    lengths = RowLengths(float(of_rows.mean()), int(longest), attended, len(tokens.train), unread)
     plan = with_learned_vocabulary(plan, made.rows.tokenizer)
     return plan, lengths, count_active_rows(plan, datasets, made.rows.tokenizer)
+
+
+def _unread(plan: AnyPlan, task: Task[Any, Any, Any], rows: Any, datasets: Sequence[Dataset]) -> int:
+    """Pairs that a run reads before its first step: all that no earlier run here has read by the same model."""
+    if not isinstance(rows, ChatRows) or not rows.start:
+        return 0
+    objective = task.objective(plan.training, plan.known_config, rows.tokenizer, task.pads(plan), rows)
+    assert isinstance(objective, Preferences)
+    parts = [[*objective.made_from, validation_digest(each)] for each in datasets]
+    unread = (kept_folder("reference", each) is None for each in parts)
+    return sum(len(each) for each, is_unread in zip(datasets, unread, strict=True) if is_unread)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ def _record(ranking: Ranking, each: Candidate, flags: Mapping[str, list[str]]) -
         "written": asdict(each.written),
         "step": asdict(each.step) | {"seconds": each.step.seconds, "sent_s": each.step.sent_s},
         "mfu": each.mfu,
+        "before_the_first_step_s": each.before_s,
         f"hours_of_{of_what}": steps * each.step.seconds / 3600,
         "command": command_of(ranking, each, flags),
     }
@@ -149,6 +150,11 @@ def _of_best(ranking: Ranking, flags: Mapping[str, list[str]]) -> Iterator[str]:
     yield from _wrapped(f"{best.strategy} takes {shown_bytes(best.memory.total_bytes)} of each GPU: {terms}.")
     model, checkpoint = shown_bytes(best.written.model), shown_bytes(best.written.checkpoint)
     yield f"On disk: {checkpoint} for a checkpoint with all states, {model} for the saved model."
+    if best.before_s:
+        yield from _wrapped(
+            f"Before the first step, the model reads {ranking.lengths.read_first:,} rows once, for about "
+            f"{_short(best.before_s)} s. Their numbers are cached."
+        )
     nodes = ranking.machine.nodes
     yield f"It starts with{f', on each NODE from 0 to {nodes - 1}' if nodes > 1 else ''}:"
     yield textwrap.indent(command_of(ranking, best, flags), "  ")
@@ -238,7 +244,8 @@ def command_of(ranking: Ranking, each: Candidate, typed: Mapping[str, list[str]]
     asked |= {name: [str(ranking.plan.derived[name]).lower()] for name in OF_FP16 if name in ranking.plan.derived}
     asked |= {} if ranking.lengths.rows else {"train_file": ["FILE"]}
     if machine.nodes == 1:
-        what = recipe or [next(word for word, name in WORDS.items() if name == ranking.task)]
+        words = {name: word for word, name in WORDS.items()}
+        what = recipe or [words.get(ranking.task, ranking.task)]
         launch = {"strategy": [each.strategy], "num_processes": [str(machine.gpus)]}
         return _in_lines(["indictune", "train", *what], launch | asked)
     start = {

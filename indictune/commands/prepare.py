@@ -17,6 +17,8 @@ from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.shared_arguments import EngineArguments
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED, BadRows
+from indictune.data.batching import lengths_of_sides
+from indictune.data.chat.conversations import is_pair
 from indictune.data.chat.messages import forms_of, instances_of
 from indictune.data.read.open_files import files_named
 from indictune.data.read.read_files import read_records
@@ -115,18 +117,23 @@ def _task_of_file(named: Files) -> str:
             return "tokens"
         _, row = next(read_records(file, BadRows(file)))
         if any(map(forms_of, instances_of(row))):
-            return "chat"
+            return "dpo" if is_pair(row) else "chat"
     return "classification"
 
 
 def lengths_table(tokens: Tokens, max_length: int) -> str:
-    """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits."""
+    """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits.
+
+    A pair of answers counts if one of its conversations has so many.
+    """
     body = []
     for name, dataset in zip(SPLITS, (tokens.train, tokens.validation, tokens.test), strict=True):
         if dataset is None:
             continue
         lengths = dataset.with_format("arrow")[:]["length"].to_numpy()
         mean, p95, longest = lengths.mean(), np.percentile(lengths, 95), lengths.max()
+        of_pair = "chosen_length" in dataset.column_names
+        is_at_limit = (lengths_of_sides(dataset).amax(0).numpy() if of_pair else lengths) >= max_length
         numbers = [f"{len(lengths):,}", f"{lengths.sum():,}", f"{mean:.1f}", f"{p95:.0f}", f"{longest:,}"]
-        body.append([name, *numbers, f"{(lengths >= max_length).mean():.1%}"])
+        body.append([name, *numbers, f"{is_at_limit.mean():.1%}"])
     return table(["split", "rows", "tokens", "mean", "p95", "longest", f"at the limit of {max_length}"], body)

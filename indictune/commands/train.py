@@ -52,7 +52,7 @@ _OF_TEXTS = {
 }
 _INDICBERT = "ai4bharat/IndicBERTv2-MLM-only"
 _SECONDS_FOR_THE_HUB = 3
-_OF_RAW_TEXT = ("mlm", "clm")
+_SHARING_KEYS = ("mlm", "clm", "dpo", "kto", "reward")
 _NUMBERS = ("num_processes", "num_workers")
 _LAUNCH = ("engine", "ray_address", "strategy", *_NUMBERS)
 
@@ -220,11 +220,11 @@ def with_enough_steps(asked: Asked) -> Asked:
 def with_defaults(asked: Asked) -> Asked:
     """The same with a folder for the run and, without a recipe, a small model and built-in rows if none are named."""
     recipe, content, notes = asked.recipe, asked.content, []
-    if recipe is None and not asked.flags.keys() & _SOURCES:
+    if recipe is None and asked.task in _ROWS and not asked.flags.keys() & _SOURCES:
         rows = _ROWS[asked.task]
         asked = replace(asked, flags={**asked.flags, "dataset_name": [rows]})
         notes.append(f"no training rows given: those of this package ({rows}). --train_file FILE takes yours.")
-    if recipe is None and "model_name_or_path" not in asked.flags:
+    if recipe is None and asked.task in _SMALL and "model_name_or_path" not in asked.flags:
         name, flags, note = _default_model(asked.task)
         recipe = as_seen_from_here(FOLDER / name)
         content = {**command_line.load_recipe(recipe), "output_dir": None}
@@ -371,7 +371,7 @@ def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> s
     keys = [key for key in content if key not in flags_of("indictune train")]
     unknown = {task: sum(key not in flags_of(task) for key in keys) for task in SCRIPTS}
     best = [task for task in SCRIPTS if unknown[task] == min(unknown.values())]
-    best = [task for task in best if task not in _OF_RAW_TEXT] or best  # whose keys others have too
+    best = [task for task in best if task not in _SHARING_KEYS] or best  # whose keys others have too
     if len(best) > 1:
         raise UserError("task-missing", f"--config {path}" if path else "The flags", known=" or ".join(SCRIPTS))
     return best[0]

@@ -96,7 +96,7 @@ def file_words(files: Files) -> str:
 class SourceArguments(BadRowArguments):
     """Which task a run learns, and where its rows come from."""
 
-    task: Literal["classification", "tokens", "mlm", "chat", "clm"] | None = flag(
+    task: Literal["classification", "tokens", "mlm", "chat", "clm", "dpo", "kto", "reward"] | None = flag(
         None, "Task of the recipe. A script of another task refuses it; `indictune train` picks the script by it."
     )
     dataset_name: str | None = flag(

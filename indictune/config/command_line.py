@@ -23,6 +23,7 @@ from indictune.errors import Problem, UserError, problem
 # Task -> file in scripts/.
 SCRIPTS = {"classification": "train_sentiment.py", "tokens": "train_tokens.py", "chat": "train_llama.py"}
 SCRIPTS |= {"mlm": "train_mlm.py", "clm": "train_clm.py"}
+SCRIPTS |= {"dpo": "train_preferences.py", "kto": "train_kto.py", "reward": "train_reward.py"}
 
 # What `indictune train` takes for a task, besides its own name.
 WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}

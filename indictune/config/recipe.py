@@ -133,7 +133,9 @@ def resolved(*arguments: Any) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for instance in arguments:
         to_dict = getattr(instance, "to_dict", None)
-        merged.update(to_dict() if to_dict else dataclasses.asdict(instance))
+        flags = {each.name for each in dataclasses.fields(instance) if each.init}  # others are fixed by the task
+        values = to_dict() if to_dict else dataclasses.asdict(instance)
+        merged.update({name: value for name, value in values.items() if to_dict or name in flags})
     return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
 
 

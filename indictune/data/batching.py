@@ -16,9 +16,20 @@ ROWS_AT_ONCE = 2**18  # dealt together; each takes a hundred bytes
 MicroBatch = list[int]
 
 
-def lengths_of(dataset: Any) -> torch.Tensor:
-    """Tokens of each row of a tokenised dataset, int64 [rows]."""
+def lengths_of(dataset: Any, padded: bool = False) -> torch.Tensor:
+    """Tokens of each row of a tokenised dataset, int64 [rows].
+
+    A pair of answers has those of both conversations. With `padded`, the shorter one is padded to the longer.
+    """
+    if padded and "chosen_length" in dataset.column_names:
+        return 2 * lengths_of_sides(dataset).amax(0)
     return torch.tensor(dataset.with_format("arrow")[:]["length"].to_numpy(), dtype=torch.int64)
+
+
+def lengths_of_sides(dataset: Any) -> torch.Tensor:
+    """Tokens of both conversations of each pair of answers, int64 [2, pairs]."""
+    chosen = torch.tensor(dataset.with_format("arrow")[:]["chosen_length"].to_numpy(), dtype=torch.int64)
+    return torch.stack([chosen, lengths_of(dataset) - chosen])
 
 
 def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:
@@ -164,7 +175,8 @@ class TrainingBatches(Sampler[MicroBatch]):
 
     Each row comes exactly once an epoch, in the global batch that `deal_epoch` chooses. Every global batch has world
     size x accumulation micro-batches, even with fewer rows, so every rank takes part in every collective. Arguments
-    are those of `deal_epoch`; `accumulation_steps` are micro-batches of one rank in an optimizer step.
+    are those of `deal_epoch`; `accumulation_steps` are micro-batches of one rank in an optimizer step. `tokens` are
+    those of each row without its own padding, int64 [rows]; None if it has none.
     """
 
     def __init__(
@@ -176,8 +188,10 @@ class TrainingBatches(Sampler[MicroBatch]):
         world_size: int,
         seed: int,
         padded: bool = True,
+        tokens: torch.Tensor | None = None,
     ) -> None:
         self.lengths = torch.as_tensor(lengths, dtype=torch.int64)
+        self.tokens = self.lengths if tokens is None else tokens
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.rank = rank
@@ -217,7 +231,7 @@ class TrainingBatches(Sampler[MicroBatch]):
         before = deal.ends[numbers.start - 1] if numbers.start else 0
         rows = deal.rows[before : deal.ends[numbers.stop - 1]]
         costs = deal.costs[numbers.start : numbers.stop]
-        return len(rows), int(self.lengths[rows].sum()), int(costs.sum())
+        return len(rows), int(self.tokens[rows].sum()), int(costs.sum())
 
     def _numbers(self, step: int) -> range:
         parts = self.accumulation_steps * self.world_size

@@ -63,9 +63,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     Raises:
         UserError: from `make`, or the cache folder cannot be written.
     """
-    content = json.dumps([_code_digest(), versions_of(_READERS + _TOKENIZERS), unicodedata.unidata_version, *parts])
-    digest = hashlib.sha256(content.encode()).hexdigest()[:24]
-    folder = cache_folder() / "prepared" / f"{kind}-{digest}"
+    folder = _folder_of(kind, parts)
     OWN_PROGRESS.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
         if _is_complete(folder):
@@ -78,6 +76,17 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
                     _build(folder, make, goes_on=is_of_all)
     OWN_PROGRESS.passed(f"having prepared {what.lower()}")
     return folder
+
+
+def kept_folder(kind: str, parts: Sequence[object]) -> Path | None:
+    """The folder that `build_once` has filled before; None if it has not."""
+    folder = _folder_of(kind, parts)
+    return folder if _is_complete(folder) else None
+
+
+def _folder_of(kind: str, parts: Sequence[object]) -> Path:
+    content = json.dumps([_code_digest(), versions_of(_READERS + _TOKENIZERS), unicodedata.unidata_version, *parts])
+    return cache_folder() / "prepared" / f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
 
 
 def build_with_facts(

@@ -10,21 +10,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from indictune.data.batching import NO_ROW, TrainingBatches, lengths_of
+from indictune.data.batching import NO_ROW, TrainingBatches, lengths_of, lengths_of_sides
 from indictune.data.cache import forget_mapped
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_IN_MEMORY = 250  # each maps 64 kB of each column's file (Linux, `fault_around_bytes`)
-_READ = ("input_ids", "labels", "seq_lengths", "token_type_ids")
+_READ = ["input_ids", "labels", "seq_lengths", "token_type_ids"]
+_READ += ["chosen_length", "other_input_ids", "other_labels", "is_good"]
 IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both leave it out
 
 Row = dict[str, Any]
 
 
 def text_lengths(dataset: Dataset) -> torch.Tensor:
-    """Tokens of each text or window, int64 [texts]. A packed row has several."""
+    """Tokens of each text or window, int64 [texts]. A packed row has several, and a pair of answers two."""
+    if "chosen_length" in dataset.column_names:
+        return lengths_of_sides(dataset).flatten()
     if "seq_lengths" not in dataset.column_names:
         return lengths_of(dataset)
     texts = pc.list_flatten(dataset.with_format("arrow")[:]["seq_lengths"])
@@ -36,7 +39,8 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
-            packed, `seq_lengths` too; of pairs, `token_type_ids`, if the model reads them.
+            packed, `seq_lengths` too; of pairs of texts, `token_type_ids`, if the model reads them; of
+            pairs of answers, `chosen_length`; of marked ones, `is_good`, `other_input_ids` and `other_labels`.
         batches: of a training, whose rows have the number of the `epoch` too.
     """
 
@@ -169,6 +173,56 @@ class JoinRows:
         counted_before = np.cumsum(counts) - counts
         numbers = counted_before - counted_before[starts] + 1
         return torch.from_numpy(numbers * counts + self.uncounted_token)[None]
+
+
+class PairRows:
+    """Collate both answers of each pair as two rows, the better one first, by a collator of rows.
+
+    Args:
+        keeps_apart: whether the second answers are in a batch of their own, `others`.
+    """
+
+    def __init__(self, collator: PadToLongest | JoinRows, keeps_apart: bool = False) -> None:
+        self.collator, self.keeps_apart = collator, keeps_apart
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The batch of the collator, whose `labels` are named `answer_labels`.
+
+        Its own `labels`, int64 [pairs, 2], are `IGNORED_LABEL` and 1, or 0 for an answer marked bad, or twice the
+        former for a dummy: the Trainer (5.23) counts pairs by them, with the first column or without. `row_numbers` is
+        int64 [pairs].
+        """
+        numbers = torch.tensor([row["row"] for row in rows])
+        ignored = torch.full_like(numbers, IGNORED_LABEL)
+        marks = torch.tensor([int(row.get("is_good", 1)) for row in rows])
+        shared = {"labels": torch.stack([ignored, ignored.where(numbers == NO_ROW, marks)], 1), "row_numbers": numbers}
+        sides = list(map(_sides, rows))
+        if self.keeps_apart:
+            own, others = (self._answers(each) | shared for each in zip(*sides, strict=True))
+            return own | {"others": others}
+        return self._answers([side for both in sides for side in both]) | shared
+
+    def _answers(self, rows: Sequence[Row]) -> dict[str, Any]:
+        batch = self.collator(rows)
+        batch["answer_labels"] = batch.pop("labels")
+        return batch
+
+
+def _sides(row: Row) -> tuple[Row, Row]:
+    """Both conversations of a pair, or of a marked answer; a dummy row is both."""
+    if row["row"] == NO_ROW:
+        return row, row
+    names = "input_ids", "labels"
+    if "other_labels" in row:
+        return row, row | {name: row[f"other_{name}"] for name in names} | _length(row["other_labels"])
+    end = int(row["chosen_length"])
+    parts = ({name: row[name][part] for name in names} for part in (slice(end), slice(end, None)))
+    chosen, rejected = (each | _length(each["labels"]) for each in parts)
+    return chosen, rejected
+
+
+def _length(labels: np.ndarray) -> Row:
+    return {"seq_lengths": np.array([len(labels)])}
 
 
 def _windows(row: Row) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -57,15 +57,15 @@ class TokenRows:
 
 
 class TextsOfRows:
-    """The text of each row of a split that is not packed, made from a cell of a column. It can be read many times."""
+    """The text of each row of a split that is not packed, made from cells of columns. It can be read many times."""
 
-    def __init__(self, made: TokenRows, split: str, column: str, text_of: Callable[[Any], str]) -> None:
-        self._cells, self._text_of = made.rows[split].table[column], text_of
+    def __init__(self, made: TokenRows, split: str, columns: Sequence[str], text_of: Callable[..., str]) -> None:
+        self._columns, self._text_of = [made.rows[split].table[name] for name in columns], text_of
         self._rows = pc.list_flatten(made.datasets[split].data["rows"])
 
     def __iter__(self) -> Iterator[str]:
         for row in self._rows:
-            yield self._text_of(self._cells[row.as_py()].as_py())
+            yield self._text_of(*(cells[row.as_py()].as_py() for cells in self._columns))
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface, TrainingArguments
 
+from indictune.config.chat_arguments import PairArguments
 from indictune.config.plan import AnyPlan, Launch
 from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.errors import Problem, problem
@@ -120,7 +121,8 @@ def check_context(plan: AnyPlan) -> list[Problem]:
         refused.append((name, getattr(model, name), reason, _LEAVE_OUT if is_flag else _OTHER_FILE))
     if plan.training.torch_compile:
         refused.append(("torch_compile", "true", "no test compares it with one process", _LEAVE_OUT))
-    return [
+    of_pairs = isinstance(plan.data, PairArguments)
+    return [problem("pairs-over-context", "strategy", plan.launch.strategy)] * of_pairs + [
         problem("not-under-context", f"--{name}", value, strategy=plan.launch.strategy, reason=reason, instead=instead)
         for name, value, reason, instead in refused
     ]

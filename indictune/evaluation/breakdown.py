@@ -43,7 +43,7 @@ class Group:
         scores: by name, the main one first.
         per_label: by label; empty for a task without labels.
         confusion: rows of each label (first index) and predicted label, of one label a row and at most 50 labels.
-        counts: `num_tokens` of answers, `num_tags` of tagged words.
+        counts: `num_tokens` of answers, `num_tags` of tagged words, `chosen_tokens` and `rejected_tokens` of pairs.
     """
 
     num_examples: int
@@ -64,7 +64,8 @@ class Breakdown:
     """Scores of an evaluation.
 
     Attributes:
-        kind: of the task: `single_label`, `multi_label`, `regression`, `entities`, `answers` or `written_answers`.
+        kind: of the task: `single_label`, `multi_label`, `regression`, `entities`, `answers`, `written_answers`,
+            `texts` or `preferences`.
         score: name of the main score, and `lower_is_better` whether it is best where it is lowest.
         labels: in the order of the class ids.
         by: `language`, `script` and `length` (tokens as read) -> value -> scores of its rows.
@@ -182,6 +183,7 @@ MISTAKES = "mistakes.json"
 _OF_A_LANGUAGE = 5
 _OF_A_SPLIT = 100
 _CHARACTERS = 600  # of a text
+_OF_ANSWERS = ("text", "chosen", "rejected")  # names of a prompt and two answers
 
 
 class Mistakes:
@@ -191,7 +193,7 @@ class Mistakes:
         self._worst: dict[tuple[str, str], list[tuple[float, int, dict[str, Any]]]] = {}
 
     def add(self, row: Mapping[str, Any], *texts: str) -> None:
-        """Look at a row of `predictions.jsonl` and at its text, or the two texts of a pair."""
+        """Look at a row of `predictions.jsonl` and at its text, both of a pair, or a prompt and two answers."""
         wrong = wrongness(row)
         if not 0 < wrong < math.inf:
             return
@@ -199,8 +201,9 @@ class Mistakes:
         if len(worst) == _OF_A_LANGUAGE and wrong <= worst[0][0]:
             return
         kept = {name: value for name, value in row.items() if name not in ("id", "scores")}
-        shown = "\n".join(text[: _CHARACTERS // len(texts)] for text in texts)
-        entry = wrong, -row["number"], kept | {"wrongness": wrong, "text": shown}
+        cut = [text[: _CHARACTERS // len(texts)] for text in texts]
+        shown = dict(zip(_OF_ANSWERS, cut, strict=True)) if len(cut) == len(_OF_ANSWERS) else {"text": "\n".join(cut)}
+        entry = wrong, -row["number"], kept | {"wrongness": wrong} | shown
         (heapq.heappushpop if len(worst) == _OF_A_LANGUAGE else heapq.heappush)(worst, entry)
 
     def by_split(self) -> dict[str, list[dict[str, Any]]]:

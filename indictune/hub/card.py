@@ -15,7 +15,7 @@ from indictune.console_text import shown_language
 from indictune.evaluation.breakdown import RATIOS, SPLITS, Breakdown
 from indictune.files import DISTILLED, json_or_nothing, write_whole
 from indictune.hub import card_facts
-from indictune.hub.card_facts import GROUPS, CardFacts, group_cells
+from indictune.hub.card_facts import GROUPS, PREFERENCES, CardFacts, group_cells
 from indictune.hub.public_text import Verbatim, escaped, fenced, markdown_table, templates_in
 from indictune.models import builtin, fetched
 
@@ -29,6 +29,9 @@ _KINDS = {
     "text-generation": "A language model that answers messages",
     "fill-mask": "A language model that guesses masked words",
     None: "A model",
+    # By its task:
+    "clm": "A language model that continues texts",
+    "reward": "A reward model",
 }
 # Of the recipe: what a reader asks of a training, and what the card calls it.
 _SETTINGS = {
@@ -44,6 +47,13 @@ _SETTINGS = {
     "max_steps": "steps",
     "max_length": "longest text, in tokens",
     "seed": "seed",
+    "preference_loss": "loss of a pair",
+    "beta": "beta, which holds the model to that before training",
+    "length_normalised": "log-probabilities divided by tokens",
+    "flipped_share": "share of swapped pairs",
+    "sft_weight": "weight of the loss of the chosen answer",
+    "desirable_weight": "weight of good answers",
+    "undesirable_weight": "weight of bad answers",
 }
 
 
@@ -100,7 +110,9 @@ def _head(facts: CardFacts) -> dict[str, Any]:
     students = json_or_nothing(facts.folder / DISTILLED).get("table")  # of `indictune distil`
     return {
         "title": facts.model.rpartition("/")[2],
-        "kind": "A language model that continues texts" if facts.continues_texts else _KINDS[facts.pipeline_tag],
+        "kind": _KINDS.get(str(facts.settings.get("task"))) or _KINDS[facts.pipeline_tag],
+        "learned_from": PREFERENCES.get(str(facts.preferred_by)),
+        "compares_with_start": facts.preferred_by in ("dpo", "kto"),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "is_rounded": name == fetched.NAME,
         "labels": _listed(facts.labels),
@@ -165,6 +177,7 @@ def _training(facts: CardFacts) -> dict[str, Any]:
     train: Mapping[str, Any] = metrics.get("train") or {}
     energy = facts.energy if {"energy_consumed", "emissions"} <= facts.energy.keys() else None
     unused = [] if facts.is_adapter else ["lora_r", "lora_alpha"]
+    unused += [name for name in ("length_normalised", "flipped_share", "sft_weight") if not settings.get(name)]
     unused += ["max_steps"] if settings.get("max_steps") == -1 else ["num_train_epochs"]
     body = {
         **facts.how_it_ran,

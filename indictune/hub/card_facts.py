@@ -21,6 +21,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from indictune.config.command_line import SCRIPTS
 from indictune.config.recipe import recorded_values
 from indictune.console_text import shown_language
 from indictune.credentials import NOT_YAML, without_tokens
@@ -35,6 +36,12 @@ from indictune.models.trusted_files import ADAPTER_CONFIG
 from indictune.versions import strategies
 
 EMISSIONS = "emissions.csv"  # of codecarbon, by --report_to codecarbon
+# Tasks that learn which answers are better, and what they learn from.
+PREFERENCES = {
+    "dpo": "pairs of a better and a worse answer, by direct preference optimization (DPO)",
+    "kto": "answers that are marked good or bad, by Kahneman-Tversky optimization (KTO)",
+    "reward": "pairs of a better and a worse answer, to give the better one a higher number",
+}
 # What is of this machine or of the push, and not of the training.
 NOT_OF_THE_TRAINING = ["task", "output_dir", "push_to_hub", "resume_from_checkpoint", "run_name", "logging_dir"]
 NOT_OF_THE_TRAINING += ["report", "report_to"]
@@ -51,7 +58,8 @@ _TIMEOUT_S = 5.0  # for the licence of the base
 # Scores, and the Hub's names of their metrics. Others go by their own names.
 _METRICS = {"macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr"}
 _METRICS |= {"answer_token_accuracy": "accuracy"}
-_COUNTS = ("num_examples", "num_tokens", "num_characters", "num_tags", "threshold")
+_COUNTS = ["num_examples", "num_tokens", "num_characters", "num_tags", "threshold", "chosen_tokens", "rejected_tokens"]
+_COUNTS += ["good_tokens", "bad_tokens"]
 _LANGUAGE = re.compile(r"([a-z]{2,3})(?:-[A-Za-z]{4})?")  # ISO 639, alone or before a script: hi, hi-Latn
 GROUPS = ("language", "script", "length")  # of which scores are shown, in this order
 _NO_LANGUAGE = ("und", "mul", "zxx", "mis")
@@ -144,9 +152,16 @@ class CardFacts:
         return self.settings.get("task") == "clm"
 
     @property
+    def preferred_by(self) -> str | None:
+        """The task by which a language model learned which answers are better; None for another one."""
+        named = self.settings.get("task")
+        return named if named in PREFERENCES else None
+
+    @property
     def reading(self) -> dict[str, Any]:
         """How the model reads texts, if otherwise than by cutting single ones: see `note_reading`."""
-        return self.config.get(READING_KEY) or {}
+        found = self.config.get(READING_KEY) or {}
+        return {} if "task" in found else found  # of whole conversations
 
     @property
     def labels(self) -> list[str]:
@@ -165,7 +180,8 @@ class CardFacts:
     @property
     def command(self) -> str:
         """A command that trains such a model again, on files of the same names."""
-        task = "clm" if self.continues_texts else _TASKS.get(str(self.pipeline_tag), "classification")
+        named = self.settings.get("task")
+        task = named if named in SCRIPTS else _TASKS.get(str(self.pipeline_tag), "classification")
         words = ["indictune", "train", task]
         strategy = self.metrics.get("strategy")
         if strategy in strategies():
@@ -242,7 +258,8 @@ def metadata_of(facts: CardFacts) -> ModelCardData:
         library_name=facts.exported.get("format") or ("peft" if facts.is_adapter else "transformers"),
         tags=[
             "indictune",
-            *(["sft"] if task == "text-generation" and not facts.continues_texts else []),
+            *(["sft"] if task == "text-generation" and not (facts.continues_texts or facts.preferred_by) else []),
+            *([facts.preferred_by] if facts.preferred_by else []),
             *(["lora"] if facts.is_adapter else []),
         ],
         metrics=sorted({each.metric_type for each in results}) or None,

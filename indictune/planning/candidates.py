@@ -17,9 +17,17 @@ from indictune.distributed.tensor import check_split
 from indictune.errors import UserError
 from indictune.models.load import stored_quantisation
 from indictune.planning.hardware import Machine, assumed
-from indictune.planning.memory import Memory, NodeMemory, RankMemory, WrittenBytes, node_memory, written_bytes
+from indictune.planning.memory import (
+    Memory,
+    NodeMemory,
+    RankMemory,
+    WrittenBytes,
+    node_memory,
+    row_limit,
+    written_bytes,
+)
 from indictune.planning.rank_weights import ModelWeights
-from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, flops_of_step
+from indictune.planning.step_time import RowLengths, Step, estimate_step, flops_of_gpu, flops_of_step, reading_s
 from indictune.versions import strategies
 
 
@@ -48,6 +56,7 @@ class Candidate:
     step: Step | None = None  # the time of a step
     # Model FLOPS utilisation: of the GPUs' arithmetic, the share that the model needs without recomputing.
     mfu: float = 0.0
+    before_s: float = 0.0  # in which rows are read once, before the first step
     fits: bool = False  # whether a GPU has the memory with room to spare, and a node its own, if that is known
 
     @property
@@ -158,6 +167,7 @@ class _Search:
             written=written_bytes(plan, self.weights),
             step=step,
             mfu=flops / (step.seconds * machine.gpus * flops_of_gpu(plan, machine)),
+            before_s=reading_s(plan, self.weights, machine, self.lengths),
             fits=fits,
         )
 
@@ -172,7 +182,7 @@ def uneven_batch(rows: int, groups: int, asked: int | None) -> str:
 
 def unknown_lengths(plan: AnyPlan) -> RowLengths:
     """Of rows that are not read: each has `--max_length` tokens."""
-    return RowLengths(plan.sequence_limit, plan.sequence_limit, plan.sequence_limit)
+    return RowLengths(row_limit(plan), row_limit(plan), plan.sequence_limit)
 
 
 def micro_batches(plan: AnyPlan, lengths: RowLengths, asked: int | None = None) -> list[MicroBatchSize]:

@@ -28,7 +28,7 @@ from indictune.distributed.upstream import whole_gradients
 from indictune.errors import Problem, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.planning.hardware import assumed, free_and_capacity
-from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens
+from indictune.planning.memory import Memory, RankMemory, micro_batch_tokens, row_limit
 from indictune.planning.rank_weights import ModelWeights
 from indictune.run import OWN_PROGRESS
 from indictune.stop_signals import killed_processes
@@ -160,7 +160,7 @@ def estimated(plan: AnyPlan, known: KnownRows = _UNKNOWN, of_this_rank: bool = F
     if meta is None:
         return None
     memory, launch = RankMemory(plan, ModelWeights(meta)), plan.launch
-    sizes = micro_batch_tokens(plan, known.longest or plan.sequence_limit), plan.training.gradient_accumulation_steps
+    sizes = micro_batch_tokens(plan, known.longest or row_limit(plan)), plan.training.gradient_accumulation_steps
     if of_this_rank:
         return memory.of_stage(launch.rank // (launch.world_size // launch.axes.pipeline), *sizes)
     return memory.at(*sizes)

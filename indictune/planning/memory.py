@@ -90,13 +90,18 @@ class RankMemory:
         return int(3 * FP32 * share * tokens * self.config.vocab_size)
 
 
+def row_limit(plan: AnyPlan) -> int:
+    """Most tokens of a training row: each conversation of a pair of answers has up to `--max_length`."""
+    return plan.sequence_limit * (2 if plan.configuration.get("task") in ("dpo", "reward") else 1)
+
+
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
     """Most tokens in a micro-batch of one process, if all rows were as long as the longest."""
     training = plan.training
     if training.max_tokens_per_device is not None:
         return training.max_tokens_per_device
     in_windows = plan.configuration.get("long_text") == "window"  # a row has all its windows
-    longest = longest if in_windows else min(longest, plan.sequence_limit)
+    longest = longest if in_windows else min(longest, row_limit(plan))
     return math.ceil(training.per_device_train_batch_size * longest / plan.launch.axes.context)
 
 

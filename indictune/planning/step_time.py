@@ -112,6 +112,7 @@ class RowLengths:
     # Tokens that a token attends to, on average: those of its text. Rows that are packed have several.
     attended: float
     rows: int = 0  # of an epoch; 0 for unknown
+    read_first: int = 0  # that the model reads once before the first step, as the reference of preferences
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,14 @@ def flops_of_step(plan: AnyPlan, weights: ModelWeights, lengths: RowLengths, rec
     attention = 4 * widths.layers * widths.hidden * lengths.attended * tokens
     products, of_trained = weights.multiplied * 2 * tokens, weights.multiplied_trained * 2 * tokens
     return passes * products + of_trained + (passes + 1) * attention
+
+
+def reading_s(plan: AnyPlan, weights: ModelWeights, machine: Machine, lengths: RowLengths) -> float:
+    """Seconds in which all GPUs read what comes before the first step: a forward pass, as in `flops_of_step`."""
+    widths = layer_widths(plan.known_config)
+    of_token = 2 * weights.multiplied + 4 * widths.layers * widths.hidden * lengths.attended
+    flops = lengths.read_first * lengths.mean * of_token
+    return float(flops / machine.gpus / (assumed("achieved") * flops_of_gpu(plan, machine)))
 
 
 def _weight_bytes(memory: RankMemory) -> float:

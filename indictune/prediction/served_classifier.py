@@ -106,6 +106,8 @@ def reading_of(asked: ClassifierArguments, config: PreTrainedConfig) -> Reading:
     temperature = getattr(config, TEMPERATURE, None) if asked.calibrated else 1.0
     if temperature is None:
         raise UserError("not-calibrated", "--calibrated", "true", model=asked.model)
+    if recorded_reading(config).get("task") == "reward":
+        raise UserError("model-rates-conversations", "--model", asked.model)
     trained = recorded_reading(config) | configuration_of(Path(asked.model))
     default = unresolved(TextArguments, trained)
     usual = min(default.max_length, load.positions_of(config) or default.max_length)

@@ -30,7 +30,7 @@ Arguments = TypeVar("Arguments")
 # transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
 DEFAULT_EVAL_STEPS = 10.0
 
-_RATE_OF_ADAPTERS = 2e-4  # of language models, whose whole weights take a tenth of it
+_RATES_OF_ADAPTERS = {"chat": 2e-4, "clm": 2e-4, "dpo": 1e-5, "kto": 1e-5}  # whole weights take a tenth of it
 
 
 def make_plan(
@@ -47,14 +47,13 @@ def make_plan(
     if is_ours and (asked := given.get("greater_is_better")) is not None and asked == is_lower_better:
         best = "lowest" if is_lower_better else "highest"
         problems.append(problem("worst-as-best", "--greater_is_better", str(asked).lower(), metric=metric, best=best))
-    is_adapter = plan.model.method != "full" and task.name in ("chat", "clm")
     defaults = {
         "metric_for_best_model": metric,
         # transformers (5.23) takes every metric that ends with "loss" for one.
         "greater_is_better": not is_lower_better if is_ours and is_lower_better != metric.endswith("loss") else None,
         "optim": default_optimizer(plan.launch, plan.model.method, has_gpu=plan.gpus > 0),
         "tf32": devices.default_tf32(training),
-        "learning_rate": _RATE_OF_ADAPTERS if is_adapter else None,
+        "learning_rate": None if plan.model.method == "full" else _RATES_OF_ADAPTERS.get(task.name),
     }
     changes = {name: value for name, value in defaults.items() if value not in (None, getattr(training, name))}
     derived = {name: value for name, value in changes.items() if name not in given}

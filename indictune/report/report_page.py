@@ -23,6 +23,7 @@ _MOST_MISTAKES = 30
 _ABOUT = {
     "answers": "The answers of each language with the largest loss.",
     "texts": "The texts of each language with the largest loss.",
+    "preferences": "The rows of each language with the largest loss.",
     "regression": "The rows of each language whose number is furthest off.",
     "entities": "The sentences of each language with the most wrong tags.",
 }
@@ -103,6 +104,7 @@ class Mistake:
     right: str  # label, labels, number or tags; empty for a language model
     predicted: str
     how_wrong: str  # how sure the model was, or how far off
+    answers: Mapping[str, str]  # of a pair, by what they are
 
 
 def mistakes_of(run: ReportedRun) -> list[Mistake]:
@@ -120,12 +122,17 @@ def _mistake(kind: str, row: Mapping[str, Any]) -> Mistake:
     is_romanised = row.get("script") == "romanised" and "-" not in language
     lang = f"{language}-Latn" if is_romanised else language
     lang = lang if _LANGUAGE.fullmatch(language) else ""
-    return Mistake(str(row["text"]), lang, where, shown_language(language), *_compared(kind, row))
+    answers = {name: str(row[name]) for name in ("chosen", "rejected") if name in row}
+    return Mistake(str(row["text"]), lang, where, shown_language(language), *_compared(kind, row), answers)
 
 
 def _compared(kind: str, row: Mapping[str, Any]) -> tuple[str, str, str]:
     """What is right, what the model says, and how wrong that is."""
     wrong = float(row["wrongness"])
+    if kind == "preferences":
+        sides = [name for name in ("chosen", "rejected", "good", "bad") if row.get(f"{name}_tokens")]
+        lengths = ", ".join(f"{row[f'{name}_tokens']} tokens {name}" for name in sides)
+        return "", "", f"loss {wrong:.2f}, margin {row['reward_margin']:+.2f}; {lengths}"
     if kind in ("answers", "texts"):
         return "", "", f"{wrong:.2f} nats a token"
     right, predicted = row["label"], row["predicted"]

@@ -160,7 +160,28 @@ def score_tables(run: ReportedRun) -> list[Table]:
             found += _group_tables(each.written, f"Answers that the model wrote, {SPLITS[split]} rows")
     if rows := card_facts.label_rows(run.breakdown.overall, DIGITS):
         found.append(Table("Scores by label", ["", "rows", *RATIOS], rows))
-    return found
+    return found + _answer_lengths(run.breakdown, run.facts.metrics.get("answer_lengths") or {})
+
+
+_ANSWERS = {"chosen": "chosen", "rejected": "rejected", "reference": "right, of those written"}
+_ANSWERS |= {"before": "written before training", "after": "written after training"}
+
+
+def _answer_lengths(breakdown: Breakdown, of_run: Mapping[str, float]) -> list[Table]:
+    """The mean tokens of both answers of pairs, which a model may learn in place of what is better.
+
+    `of_run` has those of all rows, also of answers that the model wrote.
+    """
+    groups = {shown_language(name): _mean_lengths(each) for name, each in breakdown.by["language"].items()}
+    means = {"all": {**_mean_lengths(breakdown.overall), **of_run}} | {of: each for of, each in groups.items() if each}
+    names = [name for name in _ANSWERS if name in means["all"]]
+    rows = [[of, *(f"{each[name]:.1f}" if name in each else "" for name in names)] for of, each in means.items()]
+    return [Table("Tokens of an answer, on average", ["", *map(_ANSWERS.__getitem__, names)], rows)] if names else []
+
+
+def _mean_lengths(group: Group) -> dict[str, float]:
+    counted = {name: group.counts.get(f"{name}_tokens") for name in ("chosen", "rejected")}
+    return {name: tokens / group.num_examples for name, tokens in counted.items() if tokens is not None}
 
 
 def _group_tables(breakdown: Breakdown, title: str) -> list[Table]:

@@ -7,11 +7,17 @@ from typing import Any
 
 from indictune.tasks.chat import CausalText, Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.kto import RatedAnswers
+from indictune.tasks.preferences import Preference
 from indictune.tasks.protocol import Task
 from indictune.tasks.raw_text import MaskedText
+from indictune.tasks.reward import RewardModel
 from indictune.tasks.tokens import TokenClassification
 
-TASKS: tuple[Task[Any, Any, Any], ...] = (Classification(), TokenClassification(), Chat(), MaskedText(), CausalText())
+TASKS: tuple[Task[Any, Any, Any], ...] = (
+    *(Classification(), TokenClassification(), Chat(), MaskedText(), CausalText()),
+    *(Preference(), RatedAnswers(), RewardModel()),
+)
 
 
 def task_of(config: Mapping[str, Any], named: str | None = None) -> Task[Any, Any, Any]:

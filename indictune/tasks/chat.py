@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -20,7 +22,8 @@ from indictune.config.chat_arguments import LlamaTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.config.shared_arguments import EvaluationArguments
 from indictune.data.bad_rows import keep_rejected
-from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes
+from indictune.data.chat.chat_tokens import SCHEMA as TOKENS
+from indictune.data.chat.chat_tokens import answer_ends, choose_template, template_notes, tokenised_chats
 from indictune.data.chat.conversations import (
     Conversations,
     are_as_written,
@@ -59,31 +62,46 @@ from indictune.tasks.raw_text import GuessedTokens, RawText, TextRows, origins_o
 if TYPE_CHECKING:
     from datasets import Dataset
 
+logger = logging.getLogger(__name__)
+
 Plan = RunPlan[ChatDataArguments, Args]
+Tokenised = tuple[Callable[..., Iterator[pa.RecordBatch]], pa.Schema]
+RowTexts = tuple[tuple[str, ...], Callable[..., str]]
 _SCORED_AT_ONCE = 1024  # tokens
 ANSWER_SCORES = ("loss", "answer_token_accuracy")
-_TEXTS = "messages", joined_messages  # as of `origins_of`
 
 
 @dataclass(frozen=True)
 class ChatRows:
     """The conversations of a run, and the tokenizer and template that write them out."""
 
-    splits: Splits[Conversations]
+    splits: Splits[Any]  # of `Conversations`
     tokenizer: Tokenizer
     template: str
+    start: Sequence[object] = ()  # what the model before training is, for a task that compares with it
 
 
 class Chat(Task[ChatRows, ChatDataArguments, Args]):
-    """A model answers the last message of a conversation."""
+    """A model answers the last message of a conversation.
 
+    Attributes:
+        rows_type: of the rows that are read.
+        tokenised: how these become tokens, and the columns of the tokens.
+        texts: of a row, as of `origins_of`.
+        row_scores: the scores of a group of rows.
+    """
+
+    rows_type: type[Conversations] = Conversations
+    tokenised: Tokenised = (tokenised_chats, TOKENS)
+    texts: RowTexts = (("messages",), joined_messages)
+    row_scores: tuple[str, ...] = ANSWER_SCORES
     arguments = (LlamaModelArguments, ChatDataArguments, Args)
-    packages = ("trl",)
+    packages: tuple[str, ...] = ("trl",)
     writes_answers = True
     head = "ForCausalLM"
     name = "chat"
-    scores = (*ANSWER_SCORES, "perplexity", "worst_language_loss", *WRITTEN, f"{WORST}{WRITTEN[0]}")
-    lower_is_better = ("loss", "perplexity")
+    scores: tuple[str, ...] = (*ANSWER_SCORES, "perplexity", "worst_language_loss", *WRITTEN, f"{WORST}{WRITTEN[0]}")
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return task_models.load_causal_config(args)
@@ -98,7 +116,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
-        sources = problems.attempt(chat_sources, plan.data, problems)
+        sources = problems.attempt(chat_sources, plan.data, problems, self.rows_type)
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         if tokenizer is not None and sources is not None:
             problems.attempt(check_template, tokenizer, plan.data, sources)
@@ -108,24 +126,30 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan))
+            of_rows = inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan)
+            splits = load_conversations(*of_rows, self.rows_type)
             if inputs.tokenizer is not None:
                 check_unknown(splits.rows["train"], inputs.tokenizer, plan)
-                return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits.rows, plan.data))
+                template = set_template(inputs.tokenizer, splits.rows, plan.data)
+                return ChatRows(splits, inputs.tokenizer, template, self.start_of(plan))
         return None
 
+    def start_of(self, plan: Plan) -> Sequence[object]:
+        """What the model before training is, if the task compares with it."""
+        return ()
+
     def tokenise(self, plan: Plan, rows: ChatRows) -> Tokens:
-        positions = positions_of(plan.model_config)
-        chats: Chats = tokenise_chat_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
+        of_rows = rows.splits, rows.tokenizer, rows.template, plan.data, positions_of(plan.model_config)
+        chats: Chats = tokenise_chat_splits(*of_rows, *self.tokenised)
         notes = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
-        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *_TEXTS)
-        return replace(tokens, scores=ANSWER_SCORES, samples=_samples(chats, plan.data, rows.template))
+        tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *self.texts)
+        return replace(tokens, scores=self.row_scores, samples=samples_of(chats, plan.data, rows.template))
 
     def compares(self, plan: Plan | EvaluationPlan) -> str | None:
         return "texts" if plan.data.num_sample_generations else None
 
     def group_scores(self, plan: Plan) -> tuple[str, ...]:
-        return ANSWER_SCORES + WRITTEN
+        return self.row_scores + WRITTEN
 
     def pads(self, plan: Plan) -> bool:
         return not plan.data.packing and pads_causal(plan.model, plan.known_config)
@@ -145,8 +169,9 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, template = plan.data, None
-        source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
-        test = problems.attempt(load_conversations, source, asked, problems) if source else None
+        source = problems.attempt(evaluated_file, asked.test_file, asked.columns, self.rows_type)
+        of_rows = source, asked, problems, None, None, self.rows_type
+        test = problems.attempt(load_conversations, *of_rows) if source else None
         if tokenizer is not None and (asked.chat_template is not None or test is not None):
             as_written = test is not None and are_as_written(test.rows)
             template = problems.attempt(
@@ -156,25 +181,30 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         assert tokenizer is not None
         assert test is not None
         assert template is not None
-        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions_of(plan.model_config))
+        positions = positions_of(plan.model_config)
+        chats = tokenise_chat_splits(test, tokenizer, template, asked, positions, *self.tokenised)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
-        notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
-        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *_TEXTS), samples)
+        notes, samples = [*test.notes, *chats.notes], samples_of(chats, asked, template)
+        return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *self.texts), samples)
 
 
-def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
+def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
     """The conversations that the model answers, if any are asked for."""
     if not asked.num_sample_generations:
         return None
     messages, rows = chats.samples(asked.num_sample_generations)
+    if not messages:  # all are marked bad
+        logger.warning("No answer of the %s rows is marked good, so the model writes none.", chats.sampled_split)
+        return None
     return Samples(chats.sampled_split, messages, rows, template, asked.max_new_tokens)
 
 
 class Answers(Objective):
     """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
-    kind = AutoModelForCausalLM
+    kind: type[Any] = AutoModelForCausalLM
     METRICS: tuple[str, ...] = ("num_tokens", "loss", "perplexity", "answer_token_accuracy")
+    sums_rows = False  # whether `total` is the loss of a training, also where TRL has one
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
         self.pad_token_id = pad_token_id
@@ -189,6 +219,11 @@ class Answers(Objective):
         if not (self.padded or evaluating):
             return JoinRows()
         return PadToLongest(self.pad_token_id, "right", with_row_numbers=evaluating)
+
+    def total(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
+        """The summed loss of a micro-batch, a scalar. The Trainer counts `labels` of the global batch to divide by."""
+        losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+        return losses.sum()
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The summed loss, the tokens that count and the right ones."""

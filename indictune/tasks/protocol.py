@@ -61,6 +61,10 @@ class Objective(ABC):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
 
+    def known(self, dataset: Dataset, measured: Results) -> Results:
+        """What else each row is scored by, [rows] or [rows, ...] each: of all rows at once, unlike scores."""
+        return ()
+
     def fit(self, dataset: Dataset, results: Results) -> None:  # noqa: B027, most tasks fit nothing
         """Fit what the validation rows decide, such as a threshold, before they are scored; see `breakdown`."""
 

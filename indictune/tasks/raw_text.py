@@ -121,9 +121,11 @@ class RawText(Task[TextRows, Data, Training]):
         return TestTokens(made.datasets["test"], [*rows.splits.notes, *made.notes], origins_of(made, "test"))
 
 
-def origins_of(made: TokenRows, split: str, column: str = "text", text_of: Callable[[Any], str] = str) -> Origins:
-    """Where the rows of a split that is not packed come from; their texts are made of the cells of a column."""
-    return Origins(partial(made.location_in, split), TextsOfRows(made, split, column, text_of))
+def origins_of(
+    made: TokenRows, split: str, columns: Sequence[str] = ("text",), text_of: Callable[..., str] = str
+) -> Origins:
+    """Where the rows of a split that is not packed come from; their texts are made of the cells of columns."""
+    return Origins(partial(made.location_in, split), TextsOfRows(made, split, columns, text_of))
 
 
 def tokens_of(made: TokenRows, splits: Splits[Any], tokenizer: Tokenizer, notes: Sequence[str], *texts: Any) -> Tokens:

@@ -12,12 +12,14 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune import upstream
-from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments, PreferenceArguments, RatedTrainingArguments
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.run import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
-from indictune.tasks.protocol import Objective
+from indictune.tasks.kto import MarkedAnswers
+from indictune.tasks.preferences import Preferences
+from indictune.tasks.protocol import Batch, Objective
 from indictune.training.exact_trainer import ExactTrainer
 from indictune.training.task_trainer import RunContext
 
@@ -30,9 +32,24 @@ class TrlArguments(LlamaTrainingArguments, SFTConfig):
     """Arguments that TRL takes for its own. What `SFTConfig` adds is no field, and stays out of `recipe.yaml`."""
 
 
+class TrlPairArguments(PreferenceArguments, TrlArguments):
+    """The same for pairs of answers. Their fields are in `recipe.yaml`."""
+
+
+class TrlRatedArguments(RatedTrainingArguments, TrlArguments):
+    """The same for answers that are marked good or bad."""
+
+
+_FOR_TRL: dict[type[LlamaTrainingArguments], type[TrlArguments]] = {
+    LlamaTrainingArguments: TrlArguments,
+    PreferenceArguments: TrlPairArguments,
+    RatedTrainingArguments: TrlRatedArguments,
+}
+
+
 def for_trl(args: LlamaTrainingArguments) -> TrlArguments:
     """Completed arguments for TRL, which gets rows and models that are complete."""
-    made = object.__new__(TrlArguments)
+    made: TrlArguments = object.__new__(_FOR_TRL[type(args)])
     vars(made).update(vars(args) | _NOT_OF_TRL)
     return made
 
@@ -45,6 +62,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
     """
 
     args: TrlArguments
+    objective: Answers
 
     def __init__(
         self,
@@ -58,7 +76,9 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         objective: Objective | None = None,
     ) -> None:
         padded = padded and "seq_lengths" not in train_dataset.column_names
-        self.objective = objective or Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        chosen = objective or Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        assert isinstance(chosen, Answers)
+        self.objective = chosen
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
@@ -78,8 +98,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
-        if self.parallelism.pipeline is not None:
-            return self._loss_of_last_stage(*args, **settings)
+        if self.parallelism.pipeline is not None or self.objective.sums_rows:
+            return self._own_loss(*args, **settings)
         loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         means = upstream.means_of_log(self)
@@ -91,11 +111,27 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
                     del means[name]
         return loss
 
-    def _loss_of_last_stage(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
-        """TRL's loss (1.16) without its means. It gathers them from all ranks, and other stages do not take part."""
-        losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+    def _own_loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+        """The loss of the objective, without TRL's means (1.16) of it.
+
+        TRL gathers these from all ranks, and ranks without the last stage do not take part.
+        """
+        total = self.objective.total(model, dict(inputs))
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
-        return losses.sum() / num_items_in_batch * self.launch.data_size
+        return total / num_items_in_batch * self.launch.data_size
+
+    def before_steps(self) -> None:
+        """Measure the reference of answers: no callback comes between the weights and a resume from a checkpoint."""
+        if isinstance(self.objective, Preferences):
+            from indictune.training.evaluation import look_at_start
+
+            look_at_start(self, self.objective)
+
+    def before_step(self, batches: list[Batch]) -> None:
+        if isinstance(self.objective, MarkedAnswers):
+            from indictune.training.evaluation import measure_divergence
+
+            measure_divergence(self, self.objective, batches)
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""

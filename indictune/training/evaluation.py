@@ -1,4 +1,4 @@
-"""Evaluate so that every row counts once, and let a trained language model answer samples."""
+"""Evaluate so that every row counts once, before training too, and let a trained language model answer samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import deepspeed_init
 from transformers.trainer_utils import speed_metrics
 
+from indictune.checkpoint.compatibility import validation_digest
 from indictune.checkpoint.train_state import RandomStates
+from indictune.data.batching import NO_ROW
+from indictune.data.cache import build_once, kept_folder
 from indictune.data.chat.chat_tokens import answer_ends, prompt_ids
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
@@ -30,6 +34,8 @@ from indictune.evaluation.scorers import written_answers
 from indictune.evaluation.uncertainty import RESAMPLES
 from indictune.files import SAMPLES, write_whole
 from indictune.run import OWN_PROGRESS, Run
+from indictune.tasks.kto import MarkedAnswers
+from indictune.tasks.preferences import Preferences
 from indictune.tasks.protocol import Samples
 from indictune.training.task_trainer import TaskTrainer
 from indictune.upstream import has_prepared_model
@@ -44,26 +50,33 @@ def write_samples(trainer: TaskTrainer, run: Run, samples: Samples | None) -> No
     """Let the trained model answer conversations, and score what it writes to rows that it was not trained on.
 
     `samples.jsonl` gets a JSON object a row: `split`, `messages` (before the answer), `prompt` (the same as the model
-    reads it), `reference` and `answer`. The scores are in `trainer.written`. All ranks must call it, because each may
-    hold a part of the weights. A stop loses no training.
+    reads it), `reference`, `answer` and, of preferences, `answer_before`, by the model before training. The scores are
+    in `trainer.written`. All ranks must call it: each may hold a part of the weights. A stop loses no training.
     """
     if samples is None:
         return
     tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
     trainer.asked_before = None  # was of the training, where a stop would lose a step
-    answers = answers_to(trainer, samples)
+    tokens = answers_to(trainer, samples)
+    answers = _texts(trainer, tokens)
     if samples.rows is not None:
         trainer.written = scores_of_samples(trainer, samples, answers)
     if run.rank != 0:
         return
-    lines = []
-    for messages, answer in zip(samples.chats, answers, strict=True):
+    lines, at_start = [], None if trainer.answers_before is None else _texts(trainer, trainer.answers_before)
+    for number, (messages, answer) in enumerate(zip(samples.chats, answers, strict=True)):
         prompt = tokenizer.decode(prompt_ids(messages, tokenizer, samples.template))
         *before, right = messages
         texts = {"split": samples.split, "messages": before, "prompt": prompt}
         texts |= {"reference": right["content"], "answer": answer}
+        if at_start is not None:
+            texts["answer_before"] = at_start[number]
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
     write_whole(run.output_dir / SAMPLES, "".join(lines))
+    if trainer.answers_before is not None:
+        references = [tokenizer(chat[-1]["content"], add_special_tokens=False)["input_ids"] for chat in samples.chats]
+        of_all = {"reference": references, "before": trainer.answers_before, "after": tokens}
+        trainer.answer_lengths = {name: float(np.mean(list(map(len, each)))) for name, each in of_all.items()}
 
 
 def scores_of_samples(trainer: TaskTrainer, samples: Samples, answers: list[str], draws: int = RESAMPLES) -> Breakdown:
@@ -95,15 +108,17 @@ def scores_by_metrics(
     return found
 
 
-def answers_to(trainer: TaskTrainer, samples: Samples) -> list[str]:
-    """What the model answers, in the order of the conversations. All ranks must call it."""
+def answers_to(trainer: TaskTrainer, samples: Samples) -> list[list[int]]:
+    """What the model answers, as tokens, in the order of the conversations. All ranks must call it."""
     tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-    ends, answers = answer_ends(tokenizer, samples.template), []
-    for messages in samples.chats:
-        prompt = prompt_ids(messages, tokenizer, samples.template)
-        answer = greedy(trainer, prompt, samples.max_new_tokens, ends)
-        answers.append(cast(str, tokenizer.decode(answer, skip_special_tokens=True)))
-    return answers
+    ends = answer_ends(tokenizer, samples.template)
+    prompts = (prompt_ids(messages, tokenizer, samples.template) for messages in samples.chats)
+    return [greedy(trainer, prompt, samples.max_new_tokens, ends) for prompt in prompts]
+
+
+def _texts(trainer: TaskTrainer, answers: list[list[int]]) -> list[str]:
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+    return [cast(str, tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers]
 
 
 def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
@@ -119,7 +134,7 @@ def greedy(trainer: TaskTrainer, prompt: list[int], max_new_tokens: int, ends: C
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
             OWN_PROGRESS.passed("writing samples")
-            trainer.look_for_stop("the trained model wrote samples; going on writes them")
+            trainer.look_for_stop(f"{_stage(trainer, 'trained')} wrote samples; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             if trainer.parallelism.pipeline is None:
@@ -179,13 +194,13 @@ def _score_of_some(
     """The score of a language, script, range of lengths or label, or of written answers, by its name."""
     found = trainer.objective.breakdown(dataset, results, trainer.validation_scripts)
     if trainer.samples is not None and (trainer.args.metrics or name.removeprefix(WORST).startswith(WRITTEN)):
-        answers = answers_to(trainer, trainer.samples)
+        answers = _texts(trainer, answers_to(trainer, trainer.samples))
         found = replace(found, written=scores_of_samples(trainer, trainer.samples, answers, draws=0))
     return {each: score for each, score in named_scores(found).items() if each == name}
 
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
-    """What the task measures of each row, each [rows], in the dataset's order."""
+    """What the task measures of each row, and knows of it, each [rows], in the dataset's order."""
     model = prepared_model(trainer)
     model.eval()
     loader, handler, args = trainer.evaluation_loader(dataset), trainer.callback_handler, trainer.args
@@ -200,7 +215,8 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     mine = of_rank if trainer.launch.measures_rows else None  # others have measured the same rows
     of_all = [each for each in collectives.gather_from_all(mine) if each is not None]
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
-    return in_order(row_numbers, results, len(dataset))
+    of_rows = in_order(row_numbers, results, len(dataset))
+    return [*of_rows, *trainer.objective.known(dataset, of_rows)]
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -214,9 +230,17 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...] | None:
     """The row numbers of a batch [rows], and what the task measures of each row; None without the last layers."""
+    trainer.look_for_stop(f"{_stage(trainer, 'finished')} was evaluated; going on evaluates it again")
+    return _measured(trainer, model, trainer.on_device(batch))
+
+
+def _stage(trainer: TaskTrainer, ended: str) -> str:
+    """Which model a stop concerns. In training only that before it: at a later one the step is saved."""
+    return "the model before training" if trainer.is_in_train else f"the {ended} model"
+
+
+def _measured(trainer: TaskTrainer, model: nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...] | None:
     OWN_PROGRESS.passed("evaluating a batch")
-    trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
-    inputs = trainer.on_device(batch)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
         measured = trainer.parallelism.measure(inputs, partial(trainer.objective.measure, model))
@@ -235,3 +259,57 @@ def prepared_model(trainer: TaskTrainer) -> nn.Module:
     else:
         trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
     return trainer.model_wrapped
+
+
+_REFERENCE = "log_probs.npy"
+
+
+def look_at_start(trainer: TaskTrainer, objective: Preferences) -> None:
+    """Give the objective the log-probabilities of all answers under the model before training, and write samples.
+
+    Each row is measured once, by one rank. So no second model is held. A resumed run reads the same numbers again. All
+    ranks must call it.
+    """
+    before = RandomStates()
+    for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
+        if dataset is not None:
+            objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
+    reference = objective.references[id(trainer.train_dataset)]
+    objective.reference = torch.from_numpy(reference).to(trainer.args.device)
+    if trainer.samples is not None:
+        trainer.answers_before = answers_to(trainer, trainer.samples)
+    before.restore()  # a run that found the numbers in the cache draws the same ones
+
+
+def measure_divergence(trainer: TaskTrainer, objective: MarkedAnswers, batches: Sequence[dict[str, Any]]) -> None:
+    """Give the objective one number for the rows of a step, of all its micro-batches and ranks. All must call it."""
+    model = prepared_model(trainer)
+    model.eval()
+    summed = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
+    for batch in batches:
+        measured = _measured(trainer, model, batch.pop("others"))
+        if measured is not None:
+            rows, log_probs, _ = measured
+            ratios = (log_probs[:, 0] - objective.reference[rows, 1]).double()
+            summed += torch.stack([(ratios * (rows != NO_ROW)).sum(), (rows != NO_ROW).sum()])
+    if trainer.args.world_size > 1:
+        torch.distributed.all_reduce(summed)
+    objective.divergence = (summed[0] / summed[1].clamp(min=1)).clamp(min=0).float()
+
+
+def _log_probs(trainer: TaskTrainer, dataset: Dataset, made_from: list[object]) -> np.ndarray:
+    """Of both answers of each pair, float32 [pairs, 2]."""
+    parts = [*made_from, validation_digest(dataset)]
+    folder = kept_folder("reference", parts)
+    if not all(collectives.gather_from_all(folder is not None)):
+        logger.info("Measuring the answers of %s rows by the model before training", f"{len(dataset):,}")
+        log_probs = measured_rows(trainer, dataset)[0]
+        build_once("reference", parts, "The reference", partial(_write, log_probs))
+        return log_probs  # equal on all nodes, also where a disk has older numbers
+    assert folder is not None
+    found: np.ndarray = np.load(folder / _REFERENCE)
+    return found
+
+
+def _write(log_probs: np.ndarray, folder: Path) -> None:
+    np.save(folder / _REFERENCE, log_probs)

@@ -65,6 +65,7 @@ class ExactTrainer(TaskTrainer):
     ) -> None:
         context = context or RunContext()
         self.launch, self.stop_request, self.samples = context.launch, context.stop_request, context.samples
+        self.test_dataset = context.test_rows
         self.trusts_checkpoint, self.validation_origins = context.trusts_checkpoint, context.validation_origins
         self.parallelism = Parallelism(model, context.launch, args)
         self.nonfinite, self.detailed_metrics = NonFinite(), {}
@@ -75,13 +76,14 @@ class ExactTrainer(TaskTrainer):
         self.add_callback(KeepRecords(self))
         if train_dataset is not None:
             self.batches = TrainingBatches(
-                lengths=lengths_of(train_dataset),
+                lengths=lengths_of(train_dataset, padded),
                 global_batch_size=args.global_batch_size,
                 accumulation_steps=args.gradient_accumulation_steps,
                 rank=self.launch.data_rank,
                 world_size=self.launch.data_size,
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
+                tokens=lengths_of(train_dataset),
             )
             strategy = context.launch.strategy
             self.bad_steps = BadSteps(self.batches, context.row_location, context.bad_steps, strategy)
@@ -103,7 +105,9 @@ class ExactTrainer(TaskTrainer):
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
         on_device = map(self.on_device, OWN_PROGRESS.passing("reading rows", epoch_iterator))
-        return cast("tuple[list[Batch], Any]", super().get_batch_samples(on_device, num_batches, device))
+        batches, count = super().get_batch_samples(on_device, num_batches, device)
+        self.before_step(cast("list[Batch]", batches))
+        return batches, count
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
@@ -201,6 +205,7 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
+        self.before_steps()
         digests, axes = (self.data_digest, self.validation_digest), shown_axes(self.launch)
         facts = ManifestFacts(self.launch.strategy, self.batches.steps_per_epoch, *digests, axes)
         snapshots = Snapshots(self.args) if self.args.snapshot_steps else None

@@ -112,6 +112,8 @@ def finish_run(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tok
         for split, dataset in (("validation", trainer.eval_dataset), ("test", tokens.test)):
             if dataset is not None:
                 metrics[BLOCK_OF_SPLIT[split]] = findings.evaluate(trainer, dataset, split, tokens.origins.get(split))
+    if trainer.answer_lengths is not None:
+        metrics["answer_lengths"] = trainer.answer_lengths
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)

@@ -163,7 +163,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
     found: dict[str, Any] = {}
     if by_tokens:
-        found |= split_batch(plan, lengths_of(tokens.train), tokens.row_location, padded)
+        found |= split_batch(plan, lengths_of(tokens.train, padded), tokens.row_location, padded)
     if tokens.validation is None:
         found |= {"eval_strategy": "no", "load_best_model_at_end": False}
     plan = plan.derive(**found)
@@ -247,6 +247,7 @@ def context_of(plan: AnyPlan, run: Run, tokens: Tokens) -> RunContext:
         bad_steps=Record(plan.output_dir / bad_steps.FILE) if run.rank == 0 else None,
         validation_origins=tokens.origins.get("validation"),
         samples=tokens.samples,
+        test_rows=tokens.test,
     )
 
 

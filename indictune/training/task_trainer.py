@@ -34,7 +34,7 @@ from indictune.files import Record
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
 from indictune.stop_signals import SignalIgnoringContext, Stopped, StopRequest
-from indictune.tasks.protocol import Collator, Objective, Origins, Samples
+from indictune.tasks.protocol import Batch, Collator, Objective, Origins, Samples
 from indictune.training.bad_steps import BadSteps, CollectiveFlags, NonFinite, mean_over_ranks
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class RunContext:
         bad_steps: the record of bad steps; None on ranks that write none.
         validation_origins: where the validation rows come from, if known.
         samples: conversations that the model answers.
+        test_rows: that the finished model is evaluated on.
     """
 
     launch: Launch = SINGLE
@@ -67,6 +68,7 @@ class RunContext:
     bad_steps: Record | None = None
     validation_origins: Origins | None = None
     samples: Samples | None = None
+    test_rows: Dataset | None = None
 
 
 class TaskTrainer(Trainer):
@@ -75,6 +77,7 @@ class TaskTrainer(Trainer):
     args: IndicTrainingArguments
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
+    test_dataset: Dataset | None
     launch: Launch  # this and the next four as in `RunContext`
     stop_request: StopRequest
     trusts_checkpoint: bool
@@ -92,7 +95,15 @@ class TaskTrainer(Trainer):
     has_begun = False  # the training
     written: Breakdown | None = None  # scores of its answers
     own_scores: OwnScores | None = None  # by `--metrics`, of the latest evaluation
+    answers_before: list[list[int]] | None = None  # to the samples, of the model before a training on preferences
+    answer_lengths: dict[str, float] | None = None  # mean tokens of the right answers and of those before and after it
     _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
+
+    def before_steps(self) -> None:
+        """Look at the prepared model, with the weights before training also in a resumed run. All ranks call it."""
+
+    def before_step(self, batches: list[Batch]) -> None:
+        """Measure what the losses of a step depend on, in all its micro-batches here. All ranks call it."""
 
     def unlogged(self) -> dict[str, Any]:
         """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""

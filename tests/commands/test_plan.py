@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from indictune.cli import main
 from indictune.commands.train import read_asked
+from tests.ranks.test_tasks import JOB, write_answer_pairs
 
 LARGE = LlamaConfig(
     vocab_size=128_256, hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64,
@@ -287,3 +288,26 @@ def test_a_missing_recipe_is_the_only_problem(capsys: pytest.CaptureFixture[str]
     assert main(["plan", "nothing.yaml", "--gpus", "8"]) == 2
     assert "nothing.yaml" in (message := capsys.readouterr().err)
     assert message.count("[") == 1
+
+
+def test_a_pair_of_answers_is_two_conversations(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", "dpo", "--model", "builtin:tiny-indic-llama", "--max_length", "64", "--gpus", "2"]
+    record = planned(capsys, *words, "--method", "full", "--global_batch_size", "8")
+    assert record["run"]["row_tokens"] == {"mean": 128, "longest": 128, "attended": 64, "rows": 0, "read_first": 0}
+    found = {each["strategy"]: each for each in record["candidates"]}
+    assert found["ddp"]["micro_batch"]["tokens"] == 4 * 128
+    assert found["ddp"]["command"].startswith("indictune train dpo ")
+    assert "[pairs-over-context]" in found["fsdp2_cp"]["refused"]
+
+
+def test_the_reference_of_pairs_takes_a_forward_pass_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step has its forward pass and twice as much for the gradients."""
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    recipe = tmp_path / "job.yaml"
+    recipe.write_text(JOB + write_answer_pairs(tmp_path), encoding="utf-8")
+    record = planned(capsys, str(recipe), "--task", "dpo", "--gpus", "2", "--method", "full")
+    (ddp,) = (each for each in record["candidates"] if each["strategy"] == "ddp")
+    assert record["run"]["row_tokens"]["read_first"] == 101 + 53
+    assert ddp["before_the_first_step_s"] == pytest.approx(ddp["step"]["compute_s"] / 3 * (101 + 53) / 24)

@@ -296,7 +296,7 @@ def test_what_cannot_be_started_is_refused(
     empty: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: str
 ) -> None:
     (empty / "seed.yaml").write_text("seed: 1\n")
-    (empty / "other.yaml").write_text("task: dpo\n")
+    (empty / "other.yaml").write_text("task: rl\n")
     (empty / "demo.yaml").write_text("task: classification\n")
     (empty / "list.yaml").write_text("- 1\n")
     (empty / "broken.yaml").write_text("a: [\n")

@@ -23,7 +23,8 @@ def load(args: ChatDataArguments) -> Splits[Conversations]:
 
 def load_test_file(path: str) -> Conversations:
     """The conversations of a file that is evaluated."""
-    return load_conversations(evaluated_file(path), BadRowArguments()).rows["test"]
+    found: Conversations = load_conversations(evaluated_file(path), BadRowArguments()).rows["test"]
+    return found
 
 
 def tokenise_chats(

@@ -23,8 +23,10 @@ from indictune.data.batching import (
     deal_by_length,
     deal_by_tokens,
     deal_epoch,
+    lengths_of,
     smallest_accumulation,
 )
+from indictune.data.collation import IndexedRows, PadToLongest, PairRows
 
 MicroBatches = list[list[int]]
 
@@ -301,3 +303,22 @@ def test_global_batches_are_those_of_transformers_trainer(tmp_path: Path, seed: 
         assert [set(batch) - {NO_ROW} for batch in ours] == plain
         orders.append(plain)
     assert orders[0] != orders[1]
+
+
+def test_pairs_that_are_padded_keep_within_the_limit_of_tokens() -> None:
+    """Both conversations of each pair are padded to the longest one of the micro-batch."""
+    sides = [(3, 9), (8, 2), (5, 5), (1, 7), (6, 4)]
+    one_token = {"input_ids": 1, "labels": 1}
+    rows = [
+        {name: [value] * (a + b) for name, value in one_token.items()} | {"length": a + b, "chosen_length": a}
+        for a, b in sides
+    ]
+    dataset = Dataset.from_list(rows)
+    lengths, tokens = lengths_of(dataset, padded=True), lengths_of(dataset)
+    assert (lengths.tolist(), tokens.tolist()) == ([18, 16, 10, 14, 12], [12, 10, 10, 8, 10])
+    count = smallest_accumulation(lengths, 5, 1, max_tokens=36, seed=0, steps=1, padded=True)
+    batches = TrainingBatches(lengths, 5, count, 0, 1, seed=0, tokens=tokens)
+    read, collate = IndexedRows(dataset), PairRows(PadToLongest(0, "right"))
+    sizes = [collate([read[row] for row in each])["input_ids"].numel() for each in batches]
+    assert max(sizes) <= 36
+    assert batches.counts(epoch=0, step=0) == (5, 50, sum(sizes))

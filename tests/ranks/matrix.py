@@ -1,28 +1,42 @@
-"""What the method matrix tries: small jobs of both tasks, by flags, on some ranks of every strategy file."""
+"""What the method matrix tries: small jobs of some tasks, by flags, on some ranks of every strategy file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import chdir
+import json
+import math
+from collections.abc import Callable, Iterable
+from contextlib import chdir, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from indictune.config.arguments import ModelArguments
 from indictune.config.recipe import read_recipe
+from indictune.models import builtin
+from indictune.models.adapters import config_file
+from indictune.models.load import load_tokenizer, load_trained
+from indictune.prediction.labelled_rows import label_texts
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.kto import RatedAnswers
+from indictune.tasks.preferences import Preference
 from indictune.tasks.protocol import Task
 from tests.launch_environment import launched
-from tests.ranks import conftest, test_llama
+from tests.ranks import conftest, test_llama, test_tasks
 from tests.ranks.launching import ROOT, SCRIPT
 from tests.ranks.test_parity import PLAIN
 
 Flags = tuple[str, ...]
 
 FILES = sorted(file.stem for file in (ROOT / "accelerate_configs").iterdir())
-STEPS = 7  # of a classifier 5 are an epoch, of LLaMA 4, of LLaMA with packing 3
+STEPS = 7  # of a classifier and of pairs 5 are an epoch, of LLaMA 4, of LLaMA with packing 3
 ON_EIGHT, ON_FOUR = ("3d",), ("ddp_tp", "fsdp2_cp", "fsdp2_tp", "hsdp", "zero1_tp", "zero2_tp")
 
 
@@ -45,6 +59,8 @@ class Kind(NamedTuple):
         features: which a run of all weights can have all at once.
         one_with_features: flags of the run of one process that such a run is compared with.
         stopped_at: a step in the second epoch, from which that run is resumed.
+        loss_read_anew: of a saved model on the file of validation rows, read by this process.
+        measures_first: whether a run measures the model before training, which is kept in the cache.
     """
 
     task: Task[Any, Any, Any]
@@ -55,6 +71,8 @@ class Kind(NamedTuple):
     features: dict[str, Feature]
     one_with_features: Flags
     stopped_at: int
+    loss_read_anew: Callable[[Path, Path], float]
+    measures_first: bool = False
 
 
 METHODS = {"full": "full", "LoRA": "lora", "QLoRA": "qlora"}
@@ -62,6 +80,74 @@ BF16 = ("--bf16", "true")
 IN_ANY_RUN = ("resume", "exact evaluation", "verified save")  # columns that need no flag
 _CHECKPOINTING = Feature(("--gradient_checkpointing", "true"))
 _IGNORED = "Ignoring --per_device_train_batch_size"
+
+_AT_ONCE = ("--per_device_train_batch_size", "24")
+
+
+def loss_of_classifier(folder: Path, validation: Path) -> float:
+    rows = [json.loads(line) for line in validation.read_text(encoding="utf-8").splitlines()]
+    answers = label_texts(folder, [row["text"] for row in rows])
+    losses = [-math.log(each["scores"][row["label"]]) for row, each in zip(rows, answers, strict=True)]
+    return math.fsum(losses) / len(losses)
+
+
+def write_pairs_job(folder: Path, marked: bool = False) -> Path:
+    """A recipe: 101 pairs of answers make 5 global batches of 24 an epoch, the last of them with 5 pairs."""
+    recipe = folder / "job.yaml"
+    recipe.write_text(test_tasks.JOB + test_tasks.write_answer_pairs(folder, marked, more=""), encoding="utf-8")
+    return recipe
+
+
+@torch.no_grad()
+def gained(folder: Path, answers: Iterable[tuple[str, str]]) -> list[float]:
+    """How much more likely each answer to a prompt has become by a training, in nats. Each is read alone.
+
+    The model before training is the base without its adapter, or the built-in model.
+    """
+    tokenizer, is_adapter = load_tokenizer(ModelArguments(str(folder))), config_file(folder).name != "config.json"
+    first = builtin.resolve("builtin:tiny-indic-llama")
+    model = load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32).eval()
+    frozen: Any = None if is_adapter else AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32)
+
+    def log_prob(of: Any, prompt: str, answer: str) -> float:
+        start, whole = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + answer))
+        ids = torch.tensor([[tokenizer.bos_token_id, *whole, tokenizer.eos_token_id]])
+        found = -functional.cross_entropy(of(input_ids=ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")
+        return float(found[len(start) :].sum())
+
+    found = []
+    for each in answers:
+        after = log_prob(model, *each)
+        with model.disable_adapter() if is_adapter else nullcontext():
+            found.append(after - log_prob(frozen or model, *each))
+    return found
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def loss_of_pairs(folder: Path, validation: Path) -> float:
+    """Of DPO, with its default beta."""
+    sides = (
+        gained(folder, [(row["prompt"], row[side]) for row in _rows(validation)]) for side in ("chosen", "rejected")
+    )
+    losses = [math.log1p(math.exp(-0.1 * (better - worse))) for better, worse in zip(*sides, strict=True)]
+    return math.fsum(losses) / len(losses)
+
+
+def loss_of_marked(folder: Path, validation: Path) -> float:
+    """Of KTO, with its default beta. Each prompt also has the answer of the row before; the first, of the second."""
+    rows = _rows(validation)
+    others = [rows[1], *rows[:-1]]
+    assert all(row["prompt"] != other["prompt"] for row, other in zip(rows, others, strict=True))
+    own = gained(folder, [(row["prompt"], row["completion"]) for row in rows])
+    mixed = gained(folder, [(row["prompt"], other["completion"]) for row, other in zip(rows, others, strict=True)])
+    divergence = max(0.0, math.fsum(mixed) / len(mixed))
+    signs = [1 if row["label"] else -1 for row in rows]
+    losses = [1 - 1 / (1 + math.exp(-0.1 * sign * (gain - divergence))) for sign, gain in zip(signs, own, strict=True)]
+    return math.fsum(losses) / len(losses)
+
 
 KINDS = {
     "classifier": Kind(
@@ -77,6 +163,7 @@ KINDS = {
         },
         PLAIN,
         stopped_at=6,
+        loss_read_anew=loss_of_classifier,
     ),
     "LLaMA": Kind(
         Chat(),
@@ -91,6 +178,37 @@ KINDS = {
         },
         (*test_llama.MICRO_BATCH_OF_12, "--packing", "true", "--gradient_checkpointing", "false"),
         stopped_at=5,
+        loss_read_anew=test_llama.loss_read_anew,
+    ),
+    "DPO": Kind(
+        Preference(),
+        test_tasks.TASKS["dpo"][0],
+        write_pairs_job,
+        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
+        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
+        {
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", "400"), _IGNORED),
+        },
+        _AT_ONCE,
+        stopped_at=6,
+        loss_read_anew=loss_of_pairs,
+        measures_first=True,
+    ),
+    "KTO": Kind(
+        RatedAnswers(),
+        test_tasks.TASKS["kto"][0],
+        partial(write_pairs_job, marked=True),
+        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
+        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
+        {
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", "200"), _IGNORED),
+        },
+        _AT_ONCE,
+        stopped_at=6,
+        loss_read_anew=loss_of_marked,
+        measures_first=True,
     ),
 }
 

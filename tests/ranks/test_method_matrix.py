@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 
 from docs import method_matrix
 from docs.method_matrix import PASSES
-from indictune.prediction.labelled_rows import label_texts
 from tests.ranks.conftest import starter
 from tests.ranks.launching import Run, accelerate, distance, train
 from tests.ranks.matrix import (
@@ -30,7 +27,7 @@ from tests.ranks.matrix import (
     refusals,
 )
 from tests.ranks.test_evaluation import numbers
-from tests.ranks.test_llama import loss_read_anew, trained_weights
+from tests.ranks.test_llama import trained_weights
 from tests.ranks.test_resume import stopped_copy
 
 # Relative, of losses and gradient norms. bf16 rounds to 8 bits.
@@ -122,31 +119,32 @@ def moved_apart(one: Run, other: Run, method: str) -> float:
     return distance(trained_weights(one, method), trained_weights(other, method)) / moved(one, method)
 
 
-def loss_of_saved(kind: str, run: Run, validation: Path) -> float:
-    """Of a saved model on the validation rows, read by this process."""
-    if kind == "LLaMA":
-        return loss_read_anew(run.folder, validation)
-    rows = [json.loads(line) for line in validation.read_text(encoding="utf-8").splitlines()]
-    answers = label_texts(run.folder, [row["text"] for row in rows])
-    losses = [-math.log(each["scores"][row["label"]]) for row, each in zip(rows, answers, strict=True)]
-    return math.fsum(losses) / len(losses)
-
-
 @pytest.mark.parametrize(("kind", "file", "method"), every(*METHODS))
-def test_a_method(runs: dict[str, Runs], record_property: Note, kind: str, file: str, method: str) -> None:
+def test_a_method(
+    runs: dict[str, Runs],
+    record_property: Note,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    file: str,
+    method: str,
+) -> None:
     """Curve, evaluation and weights are those of one process. The saved model has the loss that the run computed."""
     of, flags, bound = runs[kind], KINDS[kind].methods[method], BOUND[method]
     shown = ("exact evaluation", "verified save") if method == "full" else ()
     if not noted(record_property, of, file, method, *shown):
         return
-    one, run = of.of_one_process(*KINDS[kind].one[method], *flags), of.under(file, *flags, "--save_strategy", "no")
+    one = of.of_one_process(*KINDS[kind].one[method], *flags)
+    if KINDS[kind].measures_first:  # each strategy does so itself
+        monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    run = of.under(file, *flags, "--save_strategy", "no")
     strategy = {"single_gpu": "single", "fsdp2_qlora": "fsdp2"}.get(file, file)
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, ranks_of(file))
     assert len(run.log) == STEPS
     assert departures(one, run, bound) == []
     assert numbers(run.metrics["eval"]) == pytest.approx(numbers(one.metrics["eval"]), rel=bound, abs=bound / 10)
     assert moved_apart(one, run, METHODS[method]) <= 10 * bound
-    loss = loss_of_saved(kind, run, of.recipe.parent / "validation.jsonl")
+    loss = KINDS[kind].loss_read_anew(run.folder, of.recipe.parent / "validation.jsonl")
     assert loss == pytest.approx(run.metrics["eval"]["loss"], rel=1e-3 if method == "QLoRA" else 1e-6)
 
 

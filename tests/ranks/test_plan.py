@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.axes import Case, measure
-from benchmarks.plan import cases, compare_peak, error_of, tiny
+from benchmarks.axes import TEXT, Case, measure
+from benchmarks.communication import count_peak, in_types
+from benchmarks.plan import cases, compare_peak, copied_logits, error_of, tiny
+from indictune.commands.prepare import task_of_flags
+from indictune.config.command_line import read_flags
+from indictune.planning.machine_failures import estimated
 from indictune.planning.memory import calibration
+from indictune.preflight.derive import plan_of_rows
 from indictune.versions import strategies
 
 ALL = [(ranks, case) for ranks in (1, 2, 4, 8) for case in cases(ranks)]
@@ -47,6 +52,26 @@ def test_the_peak_is_near_the_prediction(task: str, method: str, rows: int, keep
     gradient last, when no activations are left. So the sum may be up to 20% too high."""
     found = compare_peak(task, method, rows, keeps_inputs, tiny(task), anew=False)
     assert -0.1 < found["predicted"] / found["measured"] - 1 < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "rows", "keeps_inputs"), [("full", 2, False), ("full", 2, True), ("lora", 2, False), ("lora", 2, True)]
+)
+def test_the_peak_of_pairs_is_near_the_prediction(tmp_path: Path, method: str, rows: int, keeps_inputs: bool) -> None:
+    """A pair is two conversations, here of 512 tokens each, and no second model is held."""
+    pair = {"prompt": "?", "chosen": TEXT * 16, "rejected": f"no {TEXT * 16}"}
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 40, encoding="utf-8")
+    flags = [*in_types("float32", "bfloat16"), "--model_name_or_path", tiny("llama"), "--method", method]
+    flags += ["--global_batch_size", str(rows), "--per_device_train_batch_size", str(rows), "--max_length", "512"]
+    flags += ["--gradient_checkpointing", str(keeps_inputs).lower(), "--dropout", "0"]
+    flags += ["--train_file", str(tmp_path / "pairs.jsonl"), "--validation_split", "0"]
+    recipe, task = task_of_flags(read_flags(["--task", "dpo", *flags, "--output_dir", str(tmp_path / "run")]))
+    plan = plan_of_rows(recipe, task)[0]
+    memory = estimated(plan)
+    assert memory is not None
+    predicted = memory.total_bytes - memory.framework + copied_logits(plan.known_config.vocab_size, rows * 2 * 512)
+    assert -0.1 < predicted / count_peak(tmp_path, *flags, task="dpo", anew=False) - 1 < 0.2
 
 
 def test_every_strategy_file_is_measured() -> None:

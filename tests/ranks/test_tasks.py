@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from transformers import pipeline
 
 from indictune.config.arguments import ModelArguments
 from indictune.evaluation.breakdown import read_breakdowns
@@ -146,6 +148,28 @@ def write_for_llama(folder: Path) -> str:
     return write_documents(folder) + "bf16: false\ngradient_checkpointing: false\n"
 
 
+SAMPLES = "num_sample_generations: 2\nmax_new_tokens: 4\n"
+
+
+def write_answer_pairs(folder: Path, marked: bool = False, more: str = SAMPLES) -> str:
+    """Pairs of answers of 2 to 9 words, of which the better one is good; 101 rows make a ragged last global batch.
+
+    With `marked`, each row has one of both. `more` is of the recipe.
+    """
+    rng = random.Random(0)
+    for name, rows in (("train", 101), ("validation", 53)):
+        lines = []
+        for number in range(rows):
+            prompt = " ".join(words(rng))
+            good, bad = (f" {' '.join(words(rng))} {last}" for last in ("good", "bad"))
+            is_good = number % 3 > 0
+            rated = {"completion": good if is_good else bad, "label": is_good}
+            lines.append(json.dumps({"prompt": prompt} | (rated if marked else {"chosen": good, "rejected": bad})))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    files = "".join(f"{name}_file: {json.dumps(str(folder / f'{name}.jsonl'))}\n" for name in ("train", "validation"))
+    return files + more + "bf16: false\ngradient_checkpointing: false\n"
+
+
 SENTIMENT = "scripts/train_sentiment.py"
 TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tokens": ("scripts/train_tokens.py", write_tokens),
@@ -155,6 +179,9 @@ TASKS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "soft_labels": (SENTIMENT, write_soft_labels),
     "mlm": ("scripts/train_mlm.py", write_documents),
     "clm": ("scripts/train_clm.py", write_for_llama),
+    "dpo": ("scripts/train_preferences.py", write_answer_pairs),
+    "kto": ("scripts/train_kto.py", partial(write_answer_pairs, marked=True)),
+    "reward": ("scripts/train_reward.py", partial(write_answer_pairs, more="")),
 }
 
 
@@ -174,6 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
     [
         pytest.param("tokens", "ddp", 2, marks=pytest.mark.slow),
         pytest.param("pairs", "single", 1, marks=pytest.mark.more),
+        pytest.param("reward", "single", 1, marks=pytest.mark.more),
         *(pytest.param(name, "single", 1, marks=pytest.mark.slow) for name in ("regression", "multi_label")),
     ],
 )
@@ -200,8 +228,10 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     lines, of_run_lines = (lines_of(folder) for folder in (tmp_path / "out", trained.folder))
     assert [line["number"] for line in lines] == list(range(53))
     for line, of_run_line in zip(lines, of_run_lines, strict=True):
-        assert {key: line[key] for key in SAME} == {key: of_run_line[key] for key in SAME}
-        if name != "regression":
+        assert {key: line.get(key) for key in SAME} == {key: of_run_line.get(key) for key in SAME}
+        if name == "reward":
+            assert line["reward_margin"] == pytest.approx(of_run_line["reward_margin"], abs=1e-5)
+        elif name != "regression":
             assert line["predicted"] == of_run_line["predicted"]
 
 
@@ -228,13 +258,14 @@ def test_a_run_on_pairs_says_so_and_shows_both_texts(runs: dict[str, Callable[..
 SAME = ("id", "row", "language", "script", "length", "label")
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+def lines_of(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
 
 
 # The slow tests try all pairs.
 MORE = {("regression", "ddp"), ("multi_label", "fsdp2"), ("soft_labels", "ddp")}
-MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3")}
+MORE |= {("pairs", "zero3"), ("mlm", "fsdp2"), ("clm", "zero3"), ("dpo", "ddp"), ("dpo", "fsdp2")}
+MORE |= {("kto", "fsdp2"), ("reward", "ddp")}
 PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
 PAIRS.remove(("mlm", "pipeline"))  # which is refused
 
@@ -244,15 +275,20 @@ PAIRS.remove(("mlm", "pipeline"))  # which is refused
     [pytest.param(*pair, marks=pytest.mark.more if pair in MORE else pytest.mark.slow) for pair in PAIRS],
 )
 def test_two_ranks_train_the_model_of_one_process(
-    runs: dict[str, Callable[..., Run]], name: str, strategy: str
+    runs: dict[str, Callable[..., Run]], name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = runs[name]("single", 1, "--per_device_train_batch_size", "24"), runs[name](strategy, 2)
+    one = runs[name]("single", 1, "--per_device_train_batch_size", "24")
+    if name in ("dpo", "kto"):  # each strategy measures the reference itself
+        monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    two = runs[name](strategy, 2)
     assert len(one.log) == 7
     assert one.log[-1]["loss"] < one.log[0]["loss"]
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
     # A correlation of numbers that differ little, such as those of a model after 7 steps, magnifies their rounding.
     # A perplexity of thousands is the exponential of a loss, which is compared below.
-    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2}.get(name, OF_METRICS)
+    of_metrics = {"regression": 1e-4, "mlm": 1e-2, "clm": 1e-2, "dpo": 1e-5, "kto": 1e-5, "reward": 1e-5}.get(
+        name, OF_METRICS
+    )
     found = differences(one, two, of_metrics)
     if strategy == "zero3" and name in (
         "mlm",
@@ -261,10 +297,31 @@ def test_two_ranks_train_the_model_of_one_process(
         assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=3e-4)
         found = [each for each in found if not each.startswith("grad_norm")]
     assert found == []
+    if name in ("dpo", "kto"):
+        one_sample, two_sample = (lines_of(each.folder, "samples.jsonl")[0] for each in (one, two))
+        assert one_sample == two_sample
+        assert one_sample["answer_before"] != one_sample["answer"]
+        assert two.metrics["answer_lengths"] == one.metrics["answer_lengths"]
     assert two.metrics["eval"]["loss"] == pytest.approx(one.metrics["eval"]["loss"], abs=1e-5)
     for language, scores in one.metrics["eval"]["per_language"].items():
         of_few_rows = 100 * of_metrics if name == "regression" else of_metrics  # two ranks of ten may swap
         assert two.metrics["eval"]["per_language"][language] == pytest.approx(scores, abs=of_few_rows)
+
+
+@pytest.mark.more
+def test_transformers_alone_computes_the_rewards_of_a_saved_model(runs: dict[str, Callable[..., Run]]) -> None:
+    folder = runs["reward"]("single", 1, "--per_device_train_batch_size", "24").folder
+    validation = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
+    rows = [json.loads(line) for line in Path(validation).read_text(encoding="utf-8").splitlines()]
+    refused = start([*python(), "indictune/__main__.py", "predict", str(folder), "--text", "good"])
+    assert refused.returncode == 2
+    assert "[model-rates-conversations]" in refused.stderr
+    classify: Any = pipeline("text-classification", str(folder))
+    for row, line in zip(rows[:5], lines_of(folder), strict=False):
+        chat = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["chosen"]}]
+        text = classify.tokenizer.apply_chat_template(chat, tokenize=False)
+        (found,) = classify(text, add_special_tokens=False, function_to_apply="none")
+        assert found["score"] == pytest.approx(line["chosen_reward"], abs=1e-5)
 
 
 @pytest.mark.more
@@ -291,6 +348,28 @@ def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
     assert result.returncode == 0, result.stderr
     evaluated = Run(tmp_path / "evaluated").metrics["test"]
     assert numbers(evaluated) == pytest.approx(numbers(whole.metrics["eval"]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("dpo", marks=pytest.mark.more), pytest.param("kto", marks=pytest.mark.slow)]
+)
+def test_answers_resume_to_the_bit_also_without_the_cached_reference(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path, name: str
+) -> None:
+    """The reference is measured again by the model before training, and not by that of the checkpoint."""
+    whole = runs[name]("single", 1, "--per_device_train_batch_size", "24")
+    folder = tmp_path / "out"
+    shutil.copytree(whole.folder, folder)
+    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    result = start([*python(), TASKS[name][0], *flags], {"INDICTUNE_CACHE": str(tmp_path / "cache")})
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "cache").glob("prepared/reference-*"))
+    resumed = Run(folder)
+    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
+    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert resumed.metrics["eval"] == whole.metrics["eval"]
 
 
 @pytest.mark.more

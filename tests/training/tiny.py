@@ -14,6 +14,7 @@ from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.models.load import load_tokenizer
 from indictune.models.task_models import load_causal
 from indictune.training.chat_trainer import LlamaTrainer
+from indictune.training.task_trainer import TaskTrainer
 from tests.models.tiny import words_tokenizer
 
 VOCABULARY = 64
@@ -90,7 +91,7 @@ def tiny_trainer(
     return LlamaTrainer(model, training, train, validation, tokenizer, padded)
 
 
-def trained_weights(trainer: LlamaTrainer) -> dict[str, torch.Tensor]:
+def trained_weights(trainer: TaskTrainer) -> dict[str, torch.Tensor]:
     """A copy of the weights that are trained."""
     model: Any = trainer.model
     return {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}

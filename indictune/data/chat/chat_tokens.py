@@ -157,7 +157,7 @@ def template_notes(tokenizer: PreTrainedTokenizerBase, template: str, train_on_p
     return notes
 
 
-_BATCH_ROWS = 500  # while it is tokenised, a long row takes megabytes
+BATCH_ROWS = 500  # while it is tokenised, a long row takes megabytes
 
 Ids = npt.NDArray[np.int32]
 
@@ -195,19 +195,16 @@ def tokenised_chats(
     Raises:
         UserError: the tokenizer is not a fast one; after the last row, bad rows stop the run, or are too many.
     """
-    if not tokenizer.is_fast:
-        raise UserError("slow-tokenizer", "--model_name_or_path", tokenizer.name_or_path)
-    ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in answer_ends(tokenizer, template)]
-    writer = ChatWriter(tokenizer, template, ends, train_on_prompts, train_on_thinking)
+    writer = answer_writer(tokenizer, template, train_on_prompts, train_on_thinking)
     first = good = texts = lost = 0
-    for batch in smaller_batches(batches, _BATCH_ROWS):
+    for batch in smaller_batches(batches, BATCH_ROWS):
         written = _write_out(batch, writer, bad)
-        ids, labels = _encode([text for _, text in written], tokenizer) if written else ([], [])
+        ids, labels = encode([text for _, text in written], tokenizer) if written else ([], [])
         rows = [row for row, _ in written]
         kept = [each for each in zip(rows, ids, labels, strict=True) if (each[2][:max_length] != IGNORED_LABEL).any()]
         usable = {row for row, *_ in kept}
         lengths = dict(zip(rows, map(len, ids), strict=True))  # of whole conversations, whose texts come last
-        _add_cut(bad, batch, {row: lengths[row] for row in lengths if row not in usable}, max_length, positions)
+        add_cut(bad, batch, {row: lengths[row] for row in lengths if row not in usable}, max_length, positions)
         if kept:
             yield _columns(batch, first, kept, max_length)
         first += batch.num_rows
@@ -217,6 +214,16 @@ def tokenised_chats(
     if texts > good or lost:
         bad.remark(_remark_on_texts(bad.source, good, texts, lost))
     bad.finish(good)
+
+
+def answer_writer(
+    tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool, train_on_thinking: bool
+) -> ChatWriter:
+    """Writes conversations out; raises `UserError` if the tokenizer is not a fast one."""
+    if not tokenizer.is_fast:
+        raise UserError("slow-tokenizer", "--model_name_or_path", tokenizer.name_or_path)
+    ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in answer_ends(tokenizer, template)]
+    return ChatWriter(tokenizer, template, ends, train_on_prompts, train_on_thinking)
 
 
 def _remark_on_texts(source: str, conversations: int, texts: int, lost: int) -> str:
@@ -253,29 +260,31 @@ def _write_out(batch: pa.RecordBatch, writer: ChatWriter, bad: BadRows) -> list[
         try:
             texts = writer.write(messages)
         except RowError as error:
-            _add_bad(bad, batch, row, error.code, **error.details)
+            add_bad(bad, batch, row, error.code, **error.details)
         except Exception as error:  # a template is a program: it can raise anything
-            _add_bad(bad, batch, row, "template-refuses-row", reason=error)
+            add_bad(bad, batch, row, "template-refuses-row", reason=error)
         else:
             if any(end > start for _, spans in texts for start, end in spans):
                 written += [(row, each) for each in texts]
             else:
-                _add_bad(bad, batch, row, "answer-unmarked")
+                add_bad(bad, batch, row, "answer-unmarked")
     return written
 
 
-def _add_cut(
+def add_cut(
     bad: BadRows, batch: pa.RecordBatch, lengths: Mapping[int, int], max_length: int, positions: int | None
 ) -> None:
+    """Add rows of a batch whose answers are cut away; `lengths` has the tokens of each."""
     for row, length in lengths.items():
         is_beyond = positions is not None and length > positions
         code = "answers-beyond-positions" if is_beyond else "answers-cut-off"
-        _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
+        add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
 
 
-def _add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:
-    messages, line = (batch[name][row].as_py() for name in ("messages", "line"))
-    bad.add(line, code, {"messages": messages}, **details)
+def add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details: object) -> None:
+    """Add a row of a batch."""
+    kept = [name for name in ("messages", "rejected", "is_good") if name in batch.schema.names]
+    bad.add(batch["line"][row].as_py(), code, {name: batch[name][row].as_py() for name in kept}, **details)
 
 
 def _columns(
@@ -296,7 +305,7 @@ def _columns(
     return pa.record_batch(columns, schema=SCHEMA)
 
 
-def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
+def encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
     """Tokens and labels of some rows, uncut."""
     settings = {"add_special_tokens": False, "return_attention_mask": False, "return_offsets_mapping": True}
     encoded = tokenizer([text for text, _ in written], **settings, verbose=False)

@@ -22,6 +22,7 @@ Form = tuple[str, ...]
 # The keys of each form, and the other keys that each uses.
 _PROMPT, _ALPACA, _DOLLY = ("prompt", "completion"), ("instruction", "output"), ("instruction", "response")
 _CHOSEN, _PAIRS = ("chosen",), ("interactions",)  # of two answers the better one; [user, assistant] pairs
+SCORES = ("score_chosen", "score_rejected")  # of both answers of a pair
 _PASSAGES = ("input", "context", "passage")
 _INSTRUCTED = (*_PASSAGES, "history", "system", "language")
 FORMS: dict[Form, Form] = {
@@ -30,7 +31,7 @@ FORMS: dict[Form, Form] = {
     _PROMPT: ("system", "language"),
     _ALPACA: _INSTRUCTED,
     _DOLLY: _INSTRUCTED,
-    _CHOSEN: ("prompt", "system", "language"),
+    _CHOSEN: ("prompt", "system", "language", "rejected", *SCORES),
     _PAIRS: ("system", "language"),
 }
 
@@ -48,7 +49,7 @@ _ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 _TOOLS = ("tools", "functions", "tool_calls", "function_call")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "train_on_turn", "loss")
-_RATINGS, _REJECTED = ("kto_tag", "label"), ("false", "0", "0.0")
+RATINGS, _REJECTED = ("kto_tag", "label"), ("false", "0", "0.0")
 _COUNTS = ("none", "true", "1", "1.0")
 
 
@@ -159,7 +160,7 @@ def _check_content(row: Row, form: Form) -> None:
 
 
 def _check_ratings(held: Row, where: str) -> None:
-    for key in _RATINGS:
+    for key in RATINGS:
         if str(held.get(key)).strip().lower() in _REJECTED:
             raise RowError("answer-rejected", where=where, key=key, held=_shown(held[key]))
 
@@ -270,6 +271,7 @@ _ALIASES = {
     "instruction": ("question", "query", "prompt", "task", "problem", "user", "human", "input"),
     "output": ("response", "answer", "completion", "target", "solution", "assistant", "reply", "outputs"),
 }
+PROMPT_NAMES = ("instruction", *_ALIASES["instruction"])
 _KNOWN = [*dict.fromkeys(key for form, others in FORMS.items() for key in (*form, *others)), "instances"]
 _FIRST_ROWS = 1_000
 _MAX_NAMED = 20

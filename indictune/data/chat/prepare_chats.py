@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,16 @@ class Chats(TokenRows):
         return next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
 
     def samples(self, count: int) -> tuple[list[list[Message]], Dataset | None]:
-        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on."""
+        """Conversations of `sampled_split` at equal distances, and their rows if they are not trained on.
+
+        Answers that are marked bad are left out, because they are not what the model should write.
+        """
         split = self.sampled_split
         dataset, rows = self.datasets[split], self.rows[split]
         indices, first = np.unique(pc.list_flatten(dataset.data["rows"]).to_numpy(), return_index=True)
+        if "is_good" in dataset.column_names:
+            are_good = dataset.data["is_good"].to_numpy()[first] == 1
+            indices, first = indices[are_good], first[are_good]
         chosen = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)
         chats = [rows.table["messages"][index].as_py() for index in indices[chosen].tolist()]
         return chats, None if split == "train" else dataset.select(first[chosen])
@@ -73,10 +79,13 @@ def tokenise_chat_splits(
     template: str,
     args: ChatDataArguments | EvaluationArguments,
     positions: int | None = None,
+    tokenised: Callable[..., Iterator[pa.RecordBatch]] = tokenised_chats,
+    schema: pa.Schema = chat_tokens.SCHEMA,
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
 
-    `positions` is the most tokens that the model reads; None for no limit. Raises `UserError` for all unusable rows.
+    `positions` is the most tokens that the model reads; None for no limit. `tokenised` makes rows of the schema; its
+    arguments are those of `tokenised_chats`. Raises `UserError` for all unusable rows.
     """
     packing = isinstance(args, ChatDataArguments) and args.packing
     settings = args.max_length, args.train_on_prompts
@@ -90,9 +99,9 @@ def tokenise_chat_splits(
                 bad = bad_rows(rows.source, args, folder)
                 bad.files = list(rows.files)
                 stored = stored_batches(splits.folder / f"{split}.arrow")
-                tokens = tokenised_chats(stored, tokenizer, template, *settings, bad, positions, thinking)
+                tokens = tokenised(stored, tokenizer, template, *settings, bad, positions, thinking)
                 path = folder / f"{split}.arrow"
-                write_table(path, chat_tokens.SCHEMA, tokens, f"tokenising the {split} rows", len(rows))
+                write_table(path, schema, tokens, f"tokenising the {split} rows", len(rows))
                 lengths = map_table(path)["full_length"]
                 of_split = [*bad.notes(), *_cut_rows(rows.source, lengths, args.max_length)]
                 notes += [f"{rows.origin} {note}" for note in of_split]

@@ -93,7 +93,7 @@ class ChatWriter:
         """
         self._check_dropped(messages)
         if self.train_on_prompts:
-            text = self._text(messages)
+            text = self.text(messages)
             texts = [(text, [(0, len(text))])]
         elif marks_answers(self.template):
             texts = [self._by_marks(messages)]
@@ -103,7 +103,8 @@ class ChatWriter:
             return texts
         return [(text, [part for span in spans for part in _without_thoughts(text, span)]) for text, spans in texts]
 
-    def _text(self, messages: Sequence[Message], open_answer: bool = False) -> str:
+    def text(self, messages: Sequence[Message], open_answer: bool = False) -> str:
+        """The text of messages, and with `open_answer` what opens the answer to them."""
         return apply_template(messages, self.tokenizer, self.template, marked=False, open_answer=open_answer)[0]
 
     def _by_marks(self, messages: Sequence[Message]) -> Written:
@@ -116,13 +117,13 @@ class ChatWriter:
         return whole, spans
 
     def _by_turns(self, messages: Sequence[Message]) -> list[Written]:
-        whole = self._text(messages)
+        whole = self.text(messages)
         of_whole: list[Span] = []
         alone: list[Written] = []
         for number, message in enumerate(messages, 1):
             if message["role"] != "assistant":
                 continue
-            text = whole if number == len(messages) else self._text(messages[:number])
+            text = whole if number == len(messages) else self.text(messages[:number])
             start = self._after_prompt(messages, number, text)
             after = _end_of_content(message["content"], text, start, number)
             ends = [text.find(end, after) + len(end) for end in self.ends if end in text[after:]]
@@ -135,7 +136,7 @@ class ChatWriter:
 
     def _after_prompt(self, messages: Sequence[Message], number: int, text: str) -> int:
         """Where a text that must begin with the prompt of the answer `number` goes on."""
-        prompt = self._text(messages[: number - 1], open_answer=True)
+        prompt = self.text(messages[: number - 1], open_answer=True)
         if not text.startswith(prompt):
             pairs = enumerate(zip(prompt, text, strict=False))
             at = next((index for index, (mine, other) in pairs if mine != other), len(text))
@@ -147,7 +148,7 @@ class ChatWriter:
         """Refuse a conversation of which the template drops a message: stand-ins for its messages show it."""
         roles = tuple(message["role"] for message in messages)
         if roles not in self._dropped:
-            text = self._text([{"role": role, "content": stand_in(number)} for number, role in enumerate(roles)])
+            text = self.text([{"role": role, "content": stand_in(number)} for number, role in enumerate(roles)])
             lost = (number for number in range(len(roles)) if stand_in(number) not in text)
             self._dropped[roles] = next(lost, None)
         dropped = self._dropped[roles]

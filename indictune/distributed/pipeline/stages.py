@@ -56,6 +56,9 @@ class StageExit(OtherStageModule):
         return states
 
 
+_NOT_OF_THE_MODEL = ("labels", "windows", "answer_labels", "row_numbers")
+
+
 class StageBody(nn.Module):
     """The base model as a function that returns the states of a stage. FSDP2 gathers weights for what it returns."""
 
@@ -146,7 +149,7 @@ class Stages:
         It has received those of the stage before; None in the first one. The inputs are those of the whole model.
         """
         self.show(stage, received)
-        kept = {name: each for name, each in inputs.items() if name not in ("labels", "windows")}
+        kept = {name: each for name, each in inputs.items() if name not in _NOT_OF_THE_MODEL}
         states: Tensor = self.body(self._exits[stage], kept)
         self._entry.states = None
         return states.to(self.dtype)  # which the next rank expects
