@@ -173,14 +173,12 @@ def _with_rows(plan: AnyPlan, task: Task[Any, Any, Any]) -> tuple[AnyPlan, RowLe
 
 
 def _unread(plan: AnyPlan, task: Task[Any, Any, Any], rows: Any, datasets: Sequence[Dataset]) -> int:
-    """Pairs that a run reads before its first step: all that no earlier run here has read by the same model."""
+    """Rows that a run reads before its first step: all that no earlier run here has read by the same model."""
     if not isinstance(rows, ChatRows) or not rows.start:
         return 0
     objective = task.objective(plan.training, plan.known_config, rows.tokenizer, task.pads(plan), rows)
     assert isinstance(objective, Preferences)
-    parts = [[*objective.made_from, validation_digest(each)] for each in datasets]
-    unread = (kept_folder("reference", each) is None for each in parts)
-    return sum(len(each) for each, is_unread in zip(datasets, unread, strict=True) if is_unread)
+    return sum(len(each) for each in datasets if kept_folder(*objective.cached_as(validation_digest(each))) is None)
 
 
 @dataclass(frozen=True)

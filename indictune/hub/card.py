@@ -112,7 +112,6 @@ def _head(facts: CardFacts) -> dict[str, Any]:
         "title": facts.model.rpartition("/")[2],
         "kind": _KINDS.get(str(facts.settings.get("task"))) or _KINDS[facts.pipeline_tag],
         "learned_from": PREFERENCES.get(str(facts.preferred_by)),
-        "compares_with_start": facts.preferred_by in ("dpo", "kto"),
         "from_scratch": name.startswith(builtin.PREFIX) and not facts.is_adapter,
         "is_rounded": name == fetched.NAME,
         "labels": _listed(facts.labels),

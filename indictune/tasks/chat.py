@@ -143,7 +143,7 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         chats: Chats = tokenise_chat_splits(*of_rows, *self.tokenised)
         notes = template_notes(rows.tokenizer, rows.template, plan.data.train_on_prompts)
         tokens = tokens_of(chats, rows.splits, rows.tokenizer, notes, *self.texts)
-        return replace(tokens, scores=self.row_scores, samples=samples_of(chats, plan.data, rows.template))
+        return replace(tokens, scores=self.row_scores, samples=_samples(chats, plan.data, rows.template))
 
     def compares(self, plan: Plan | EvaluationPlan) -> str | None:
         return "texts" if plan.data.num_sample_generations else None
@@ -184,11 +184,11 @@ class Chat(Task[ChatRows, ChatDataArguments, Args]):
         positions = positions_of(plan.model_config)
         chats = tokenise_chat_splits(test, tokenizer, template, asked, positions, *self.tokenised)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
-        notes, samples = [*test.notes, *chats.notes], samples_of(chats, asked, template)
+        notes, samples = [*test.notes, *chats.notes], _samples(chats, asked, template)
         return TestTokens(chats.datasets["test"], notes, origins_of(chats, "test", *self.texts), samples)
 
 
-def samples_of(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
+def _samples(chats: Chats, asked: ChatDataArguments | EvaluationArguments, template: str) -> Samples | None:
     """The conversations that the model answers, if any are asked for."""
     if not asked.num_sample_generations:
         return None

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.chat_arguments import AlignedModelArguments, RatedArguments, RatedTrainingArguments
 from indictune.data.chat import answer_pairs
-from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows
+from indictune.data.collation import IGNORED_LABEL
 from indictune.errors import Problem
 from indictune.tasks.chat import Chat, ChatRows
-from indictune.tasks.preferences import SCORES, Preference, Preferences, check_positive, of_answers
+from indictune.tasks.preferences import Preference, Preferences, as_scores, check_positive, of_answers
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class MarkedAnswers(Preferences):
     divergence: Tensor
 
     def collator(self, evaluating: bool) -> Collator:
-        rows = PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows()
-        return PairRows(rows, keeps_apart=not evaluating)
+        return self.pair_rows(keeps_apart=not evaluating)
 
     def total(self, model: nn.Module, inputs: Batch) -> Tensor:
         rows, marks = inputs.pop("row_numbers"), inputs["labels"][:, 1]
@@ -86,8 +85,7 @@ class MarkedAnswers(Preferences):
         of_rows = ratios, are_good, divergence
         margin, loss = self.pair_loss.margins(*of_rows), self.pair_loss.each(*of_rows)
         reward = torch.where(are_good, self.pair_loss.beta * ratios, torch.nan)
-        columns = loss, (margin > 0).double(), margin, reward
-        return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
+        return as_scores(loss, margin, reward)
 
     def tokens(self, results: Results) -> dict[str, np.ndarray]:
         tokens, are_good = results[1][:, 0].astype(np.int64), results[3] == 1

@@ -103,15 +103,22 @@ class Preferences(Answers):
         self.pair_loss, self.made_from, self.references = pair_loss, made_from, dict[int, np.ndarray]()
 
     def collator(self, evaluating: bool) -> Collator:
-        return PairRows(PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows())
+        return self.pair_rows()
+
+    def pair_rows(self, keeps_apart: bool = False) -> PairRows:
+        """The collator of both conversations of each row."""
+        return PairRows(PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows(), keeps_apart)
+
+    def cached_as(self, digest: str) -> tuple[str, list[object]]:
+        """Kind and parts, as of `kept_folder`, of the reference of rows with a digest."""
+        return "reference", [*self.made_from, digest]
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, ...]:
         """The log-probabilities of the answers of each row, and their tokens, [rows, answers] each."""
         rows, labels = len(inputs.pop("labels")), inputs.pop("answer_labels")
         of_tokens = model(**inputs, labels=labels, use_cache=False, fused_lm_head=True).log_probs.float()
         counted = (labels[:, 1:] != IGNORED_LABEL).float()
-        log_probs, tokens = (self.summed(each, inputs).view(rows, -1) for each in (of_tokens, counted))
-        return log_probs, tokens
+        return tuple(self.summed(each, inputs).view(rows, -1) for each in (of_tokens, counted))
 
     def summed(self, of_tokens: Tensor, inputs: Batch) -> Tensor:
         """The sum over each conversation, [conversations], of a value of each token but the first, [rows, tokens]."""
@@ -133,7 +140,7 @@ class Preferences(Answers):
     def scored(self, results: Results) -> dict[str, np.ndarray]:
         """The scores of each row, [rows] each, of what was measured and is known; NaN where a row has none."""
         given = [torch.from_numpy(each).double() for each in results]
-        return as_scores(self.pair_loss.each(*given), self.pair_loss.rewards(*given))
+        return scores_of_pairs(self.pair_loss.each(*given), self.pair_loss.rewards(*given))
 
     def tokens(self, results: Results) -> dict[str, np.ndarray]:
         """The tokens of the better and the worse answer of each row, int64 [rows] each; 0 where it has none."""
@@ -163,10 +170,14 @@ class Preferences(Answers):
         return block_of(found, lambda group: group.counts | {name: group.scores[name].value for name in SCORES})
 
 
-def as_scores(losses: Tensor, rewards: Tensor) -> dict[str, np.ndarray]:
+def scores_of_pairs(losses: Tensor, rewards: Tensor) -> dict[str, np.ndarray]:
     """`SCORES` of each pair, of its loss [pairs] and the rewards of its answers [pairs, 2]."""
-    margin = rewards[:, 0] - rewards[:, 1]
-    columns = losses, (margin > 0).double(), margin, rewards[:, 0]
+    return as_scores(losses, rewards[:, 0] - rewards[:, 1], rewards[:, 0])
+
+
+def as_scores(losses: Tensor, margins: Tensor, rewards: Tensor) -> dict[str, np.ndarray]:
+    """`SCORES` of each row, of its loss, its margin and the reward of its better answer, [rows] each."""
+    columns = losses, (margins > 0).double(), margins, rewards
     return {name: column.numpy() for name, column in zip(SCORES, columns, strict=True)}
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import AlignedModelArguments, RewardPairArguments, RewardTrainingArguments
-from indictune.data.collation import IGNORED_LABEL, JoinRows, PadToLongest, PairRows, Row
+from indictune.data.collation import IGNORED_LABEL, Row
 from indictune.errors import Problem, problems_of
 from indictune.evaluation.breakdown import WORST
 from indictune.models.adapters import HEAD_NAMES
@@ -23,7 +23,7 @@ from indictune.models.task_models import READING_KEY, check_shapes, load_classif
 from indictune.models.unpadded import classify_unpadded, pads
 from indictune.tasks.chat import ChatRows
 from indictune.tasks.loss import SharedLoss
-from indictune.tasks.preferences import SCORES, Preference, Preferences, as_scores
+from indictune.tasks.preferences import SCORES, Preference, Preferences, scores_of_pairs
 from indictune.tasks.protocol import Batch, Collator, Objective, Results
 
 
@@ -57,7 +57,7 @@ class PairRewards(Preferences):
             classify_unpadded(model)
 
     def collator(self, evaluating: bool) -> Collator:
-        both = PairRows(PadToLongest(self.pad_token_id, "right") if self.padded else JoinRows())
+        both = self.pair_rows()
         if evaluating:
             return both
 
@@ -76,7 +76,7 @@ class PairRewards(Preferences):
 
     def scored(self, results: Results) -> dict[str, np.ndarray]:
         rewards = torch.from_numpy(results[0]).double()
-        return as_scores(BradleyTerryLoss.each(rewards), rewards)
+        return scores_of_pairs(BradleyTerryLoss.each(rewards), rewards)
 
 
 class RewardModel(Preference):

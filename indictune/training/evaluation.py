@@ -273,7 +273,7 @@ def look_at_start(trainer: TaskTrainer, objective: Preferences) -> None:
     before = RandomStates()
     for dataset in (trainer.train_dataset, trainer.eval_dataset, trainer.test_dataset):
         if dataset is not None:
-            objective.references[id(dataset)] = _log_probs(trainer, dataset, objective.made_from)
+            objective.references[id(dataset)] = _log_probs(trainer, dataset, objective)
     reference = objective.references[id(trainer.train_dataset)]
     objective.reference = torch.from_numpy(reference).to(trainer.args.device)
     if trainer.samples is not None:
@@ -297,14 +297,14 @@ def measure_divergence(trainer: TaskTrainer, objective: MarkedAnswers, batches: 
     objective.divergence = (summed[0] / summed[1].clamp(min=1)).clamp(min=0).float()
 
 
-def _log_probs(trainer: TaskTrainer, dataset: Dataset, made_from: list[object]) -> np.ndarray:
+def _log_probs(trainer: TaskTrainer, dataset: Dataset, objective: Preferences) -> np.ndarray:
     """Of both answers of each pair, float32 [pairs, 2]."""
-    parts = [*made_from, validation_digest(dataset)]
-    folder = kept_folder("reference", parts)
+    kind, parts = objective.cached_as(validation_digest(dataset))
+    folder = kept_folder(kind, parts)
     if not all(collectives.gather_from_all(folder is not None)):
         logger.info("Measuring the answers of %s rows by the model before training", f"{len(dataset):,}")
         log_probs = measured_rows(trainer, dataset)[0]
-        build_once("reference", parts, "The reference", partial(_write, log_probs))
+        build_once(kind, parts, "The reference", partial(_write, log_probs))
         return log_probs  # equal on all nodes, also where a disk has older numbers
     assert folder is not None
     found: np.ndarray = np.load(folder / _REFERENCE)

@@ -149,6 +149,24 @@ def loss_of_marked(folder: Path, validation: Path) -> float:
     return math.fsum(losses) / len(losses)
 
 
+def _of_answers(task: Preference, loss: Callable[[Path, Path], float], most_tokens: int, marked: bool) -> Kind:
+    return Kind(
+        task,
+        test_tasks.TASKS[task.name][0],
+        partial(write_pairs_job, marked=marked),
+        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
+        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
+        {
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", str(most_tokens)), _IGNORED),
+        },
+        _AT_ONCE,
+        stopped_at=6,
+        loss_read_anew=loss,
+        measures_first=True,
+    )
+
+
 KINDS = {
     "classifier": Kind(
         Classification(),
@@ -180,36 +198,8 @@ KINDS = {
         stopped_at=5,
         loss_read_anew=test_llama.loss_read_anew,
     ),
-    "DPO": Kind(
-        Preference(),
-        test_tasks.TASKS["dpo"][0],
-        write_pairs_job,
-        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
-        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
-        {
-            "activation checkpointing": _CHECKPOINTING,
-            "limit of tokens": Feature(("--max_tokens_per_device", "400"), _IGNORED),
-        },
-        _AT_ONCE,
-        stopped_at=6,
-        loss_read_anew=loss_of_pairs,
-        measures_first=True,
-    ),
-    "KTO": Kind(
-        RatedAnswers(),
-        test_tasks.TASKS["kto"][0],
-        partial(write_pairs_job, marked=True),
-        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
-        {"full": _AT_ONCE, "LoRA": _AT_ONCE, "QLoRA": ()},
-        {
-            "activation checkpointing": _CHECKPOINTING,
-            "limit of tokens": Feature(("--max_tokens_per_device", "200"), _IGNORED),
-        },
-        _AT_ONCE,
-        stopped_at=6,
-        loss_read_anew=loss_of_marked,
-        measures_first=True,
-    ),
+    "DPO": _of_answers(Preference(), loss_of_pairs, most_tokens=400, marked=False),
+    "KTO": _of_answers(RatedAnswers(), loss_of_marked, most_tokens=200, marked=True),
 }
 
 

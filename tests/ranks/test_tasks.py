@@ -324,6 +324,21 @@ def test_transformers_alone_computes_the_rewards_of_a_saved_model(runs: dict[str
         assert found["score"] == pytest.approx(line["chosen_reward"], abs=1e-5)
 
 
+def assert_resumes_to_the_bit(whole: Run, name: str, folder: Path, environ: dict[str, str] | None = None) -> Path:
+    """Resume a copy of a run from its third step, in the folder, which is returned."""
+    shutil.copytree(whole.folder, folder)
+    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    result = start([*python(), TASKS[name][0], *flags], environ)
+    assert result.returncode == 0, result.stderr
+    resumed = Run(folder)
+    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
+    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert resumed.metrics["eval"] == whole.metrics["eval"]
+    return folder
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["mlm", "clm"])
 def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
@@ -331,17 +346,7 @@ def test_raw_text_resumes_to_the_bit_and_evaluates_alike(
 ) -> None:
     """Step 5 ends the first epoch: masks are drawn anew, and those of the first one again."""
     whole = runs[name]("single", 1, "--per_device_train_batch_size", "24")
-    folder = tmp_path / "out"
-    shutil.copytree(whole.folder, folder)
-    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
-    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    result = start([*python(), TASKS[name][0], *flags])
-    assert result.returncode == 0, result.stderr
-    resumed = Run(folder)
-    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
-    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
-    assert resumed.metrics["eval"] == whole.metrics["eval"]
+    folder = assert_resumes_to_the_bit(whole, name, tmp_path / "out")
     validation = yaml.safe_load((whole.folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
     flags = ["--model", str(folder), "--test_file", validation, "--output_dir", str(tmp_path / "evaluated")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
@@ -358,18 +363,8 @@ def test_answers_resume_to_the_bit_also_without_the_cached_reference(
 ) -> None:
     """The reference is measured again by the model before training, and not by that of the checkpoint."""
     whole = runs[name]("single", 1, "--per_device_train_batch_size", "24")
-    folder = tmp_path / "out"
-    shutil.copytree(whole.folder, folder)
-    for each in (*folder.glob("checkpoint-[4567]"), *folder.glob("*.safetensors"), folder / "metrics.json"):
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
-    flags = ["--config", str(folder / "recipe.yaml"), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    result = start([*python(), TASKS[name][0], *flags], {"INDICTUNE_CACHE": str(tmp_path / "cache")})
-    assert result.returncode == 0, result.stderr
+    assert_resumes_to_the_bit(whole, name, tmp_path / "out", {"INDICTUNE_CACHE": str(tmp_path / "cache")})
     assert list((tmp_path / "cache").glob("prepared/reference-*"))
-    resumed = Run(folder)
-    assert [entry["loss"] for entry in resumed.log[-4:]] == [entry["loss"] for entry in whole.log[-4:]]
-    assert (folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
-    assert resumed.metrics["eval"] == whole.metrics["eval"]
 
 
 @pytest.mark.more

@@ -32,7 +32,7 @@ from indictune.data.chat.messages import (
 from indictune.data.chat.written_chats import ChatWriter, Written
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import BETWEEN_TEXTS
-from indictune.data.health.findings import Finding
+from indictune.data.health.findings import Finding, repeated_rows
 from indictune.data.read.row_sources import SplitRows
 from indictune.errors import UserError
 
@@ -86,9 +86,9 @@ class Pairs(Conversations):
     @staticmethod
     def findings(rows: Mapping[str, Pairs]) -> list[Finding]:
         """What is suspicious in pairs, by split. Raises `UserError` if the scores of a file prefer no answer."""
-        found = Conversations.findings(rows)
         texts = {name: list(split.answers()) for name, split in rows.items()}
         here = {name: text_keys(map(BETWEEN_TEXTS.join, each)) for name, each in texts.items()}
+        found = [repeated_rows(split, here[name]) for name, split in rows.items()]
         everywhere = np.concatenate(list(here.values()))
         for name, split in rows.items():
             margins = split.table["margin"]
@@ -144,9 +144,10 @@ class Rated(Conversations):
     @staticmethod
     def findings(rows: Mapping[str, Rated]) -> list[Finding]:
         """Answers that are marked good and bad, by split. Raises `UserError` if all training rows are marked alike."""
-        found = Conversations.findings(rows)
+        of_splits = {name: text_keys(split.texts) for name, split in rows.items()}
+        found = [repeated_rows(split, of_splits[name]) for name, split in rows.items()]
         for name, split in rows.items():
-            keys, good = text_keys(split.texts), split.table["is_good"].to_numpy()
+            keys, good = of_splits[name], split.table["is_good"].to_numpy()
             if name == "train" and (good.all() or not good.any()):
                 raise UserError("marks-equal", split.origin, split.source, mark="good" if good.all() else "bad")
             count = int(np.isin(keys, np.intersect1d(keys[good], keys[~good])).sum())
@@ -214,9 +215,8 @@ def tokenised_pairs(
     writer, first, good = answer_writer(tokenizer, template, train_on_prompts, train_on_thinking), 0, 0
     for batch in smaller_batches(batches, BATCH_ROWS):
         written = _write_out(batch, writer, bad)
-        ids, labels = (
-            encode([text for sides in written.values() for text in sides], tokenizer) if written else ([], [])
-        )
+        texts = [text for sides in written.values() for text in sides]
+        ids, labels = encode(texts, tokenizer) if texts else ([], [])
         kept = list[tuple[int, list[Ids], list[Ids], int]]()
         for number, row in enumerate(written):
             own = slice(2 * number, 2 * number + 2)
